@@ -1,0 +1,131 @@
+"""What a trace found out about a target, as plain data: made in the worker, read by the checks and the reports.
+
+Nothing here imports torch. Every class is frozen and turns into JSON and back without loss (``to_json``/``from_json``),
+for the worker is another process.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Usage = Literal["always", "sometimes", "never"]
+Cause = Literal["uncalled", "discarded", "severed", "output-only", "conditional"]
+Evidence = Literal["observed", "possible"]
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """A place in source code. ``file`` as Python knows it (absolute where it can be); reports make it relative."""
+
+    file: str
+    line: int
+    function: str = ""  # qualified name of the function the line is in
+    text: str = ""  # the source line, stripped
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One parameter of the model, under its first name in ``named_parameters()``, and what becomes of it.
+
+    ``trainable`` is ``requires_grad`` as the factory left it; a frozen parameter that a rule documents is traced as if it
+    were trainable, so ``usage`` is the truth about the loss either way (for any other frozen parameter it is None).
+    ``cause``, ``location``, ``why`` and ``place`` are set for those not ``always`` used.
+    """
+
+    name: str
+    aliases: tuple[str, ...]  # further names of the same tensor (tying, shared modules)
+    module: str  # qualified name of the module that owns it ("" is the root)
+    module_type: str
+    shape: tuple[int, ...]
+    dtype: str
+    numel: int
+    bytes: int
+    trainable: bool
+    usage: Usage | None = None
+    evidence: Evidence = "observed"
+    cause: Cause | None = None
+    subtree: str = ""  # the outermost module (or the parameter itself) that shares the cause and the place
+    location: Location | None = None
+    place: str = ""  # the same for parameters that one place explains: they make one finding
+    why: str = ""  # one sentence
+    from_outputs: bool = False  # DDP's walk from forward's return value reaches it (on some path)
+    from_loss: bool = False  # autograd's graph of the loss reaches it (on some path), gradient or not
+
+
+@dataclass(frozen=True, slots=True)
+class Disagreement:
+    """A parameter on which the recorded graph, autograd's graph and a real backward say different things."""
+
+    name: str
+    graph: bool
+    autograd: bool
+    backward: bool | None  # None: no backward could be run on this device
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One operation on the way of a parameter's value (``ddplint why``), in the order of execution."""
+
+    operation: str  # e.g. "linear", "detach"; "output" and "loss" end a way
+    module: str  # qualified name of the module whose forward it ran in
+    location: Location | None
+    carries: bool  # whether gradient still flows back through it to the parameter
+
+
+@dataclass(frozen=True, slots=True)
+class TraceRecord:
+    """How the answer was obtained."""
+
+    device: Literal["meta", "cpu"]
+    device_reason: str  # why not meta; "" on meta
+    paths: int
+    ranks: int
+    nodes: int
+    seconds: float
+    disagreements: tuple[Disagreement, ...] = ()
+    complete: bool = True  # False: the path budget ended first
+
+
+@dataclass(frozen=True, slots=True)
+class Analysis:
+    """The worker's whole answer about one target."""
+
+    target: str  # "module:factory" or "path/file.py:factory"
+    torch_version: str
+    parameters: tuple[Parameter, ...]
+    trace: TraceRecord
+    way: tuple[Step, ...] = ()  # of the one parameter that Request.explain named
+    notices: tuple[str, ...] = ()  # said on stderr: e.g. which part of the output stood in for a loss
+
+    def to_json(self) -> dict[str, Any]:
+        """This analysis as JSON-ready dictionaries and lists."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Analysis:
+        """The analysis that ``to_json`` wrote. Raises TypeError or KeyError on anything else."""
+        trace = dict(data["trace"])
+        trace["disagreements"] = tuple(Disagreement(**d) for d in trace["disagreements"])
+        parameters = []
+        for entry in data["parameters"]:
+            location = Location(**entry["location"]) if entry["location"] else None
+            parameters.append(
+                Parameter(**{**entry, "aliases": tuple(entry["aliases"]), "shape": tuple(entry["shape"]), "location": location})
+            )
+        way = tuple(
+            Step(**{**step, "location": Location(**step["location"]) if step["location"] else None}) for step in data["way"]
+        )
+        return cls(
+            way=way,
+            target=data["target"],
+            torch_version=data["torch_version"],
+            parameters=tuple(parameters),
+            trace=TraceRecord(**trace),
+            notices=tuple(data["notices"]),
+        )
+
+    def unused(self) -> tuple[Parameter, ...]:
+        """The trainable parameters that are not used on every path, in the model's order."""
+        return tuple(p for p in self.parameters if p.trainable and p.usage in ("never", "sometimes"))

@@ -1,0 +1,73 @@
+"""The networkx graph from the loss back to the parameters, over a recorded fx graph.
+
+Nodes are the fx nodes. An edge goes from an operation to each node that an input of it came from: ``live`` says whether
+gradient flows along it. What gradient reaches from the loss is the first of the three answers about a parameter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import networkx as nx
+import torch.fx
+
+from ddplint.trace.recorder import Op, Recording
+
+Node = torch.fx.Node
+
+
+@dataclass(frozen=True, slots=True)
+class GradientGraph:
+    """``graph``: consumer -> producer edges with ``live``. ``roots``: the nodes that a backward ran from."""
+
+    graph: nx.DiGraph[Node]
+    roots: frozenset[Node]
+    reached: frozenset[Node]  # what gradient reaches from the roots
+    towards_loss: frozenset[Node]  # what the loss's value is made of, gradient or not
+
+    def consumers(self, node: Node) -> Iterator[tuple[Node, bool]]:
+        """The operations that consumed ``node``, in order of execution, each with whether its edge is live."""
+        found = [(user, bool(data["live"])) for user, _, data in self.graph.in_edges(node, data=True)]
+        yield from sorted(found, key=lambda pair: op_of(pair[0]).index)
+
+
+def op_of(node: Node) -> Op:
+    """What the recorder noted about ``node``."""
+    op: Op = node.meta["op"]
+    return op
+
+
+def gradient_graph(recording: Recording) -> GradientGraph:
+    """The graph of a recording, walked from every backward that ran in it."""
+    graph: nx.DiGraph[Node] = nx.DiGraph()
+    for node, op in recording.ops.items():
+        graph.add_node(node)
+        for producer, live in op.inputs:
+            graph.add_edge(node, producer, live=live)
+    roots: set[Node] = set()
+    for call in recording.backwards:
+        if call.inside is None:
+            roots.update(call.roots)
+        else:  # a backward inside a custom Function's backward: gradient goes on through what it ran
+            for root in call.roots:
+                graph.add_edge(call.inside, root, live=True)
+    return GradientGraph(
+        graph,
+        frozenset(roots),
+        frozenset(_closure(graph, roots, live_only=True)),
+        frozenset(_closure(graph, roots, live_only=False)),
+    )
+
+
+def _closure(graph: nx.DiGraph[Node], roots: Iterable[Node], *, live_only: bool) -> set[Node]:
+    """``roots`` and everything that edges lead to from them."""
+    seen = set(roots)
+    stack = list(seen)
+    adjacency = graph.adj
+    while stack:
+        for producer, data in adjacency[stack.pop()].items():
+            if producer not in seen and (data["live"] or not live_only):
+                seen.add(producer)
+                stack.append(producer)
+    return seen

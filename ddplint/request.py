@@ -1,0 +1,41 @@
+"""What is asked of a worker: one target and how to look at it. Plain data; no torch."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ddplint.rules import TargetSpec
+
+Device = Literal["auto", "meta", "cpu"]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One target to analyse.
+
+    ``documented`` holds the globs of every rule entry: frozen parameters that they match are traced as if trainable.
+    ``cpu_limit`` is the size of the weights, in bytes, up to which real CPU tensors are used where meta cannot go on.
+    ``explain`` names one parameter whose way through the graph is wanted (``ddplint why``).
+    """
+
+    target: TargetSpec
+    documented: tuple[str, ...] = ()
+    device: Device = "auto"
+    cpu_limit: int = 2 * 1024**3
+    paths: int | None = None
+    ranks: int = 2
+    steps: int = 3
+    explain: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """This request as JSON-ready dictionaries and lists."""
+        return {**dataclasses.asdict(self), "target": self.target.to_json(), "documented": list(self.documented)}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Request:
+        """The request that ``to_json`` wrote."""
+        return cls(
+            **{**data, "target": TargetSpec.from_json(data["target"]), "documented": tuple(data["documented"])}
+        )

@@ -1,0 +1,264 @@
+"""A machine without GPUs: what finetune code asks of CUDA, of ``torch.compile`` and of other ranks, answered here.
+
+A trace must not stop because there is no GPU. Devices are mapped to the trace's own (``DeviceMode``), queries get plain
+answers, profiler ranges and streams do nothing, nothing is compiled, and ``torch.distributed`` runs on PyTorch's fake
+process group. What is True on this machine stays True: ``torch.cuda.is_available()`` is not touched.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from types import SimpleNamespace
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._device import _device_constructors
+
+_ABSENT = object()
+TraceDevice = Literal["meta", "cpu"]
+
+
+@contextmanager
+def patched(owner: Any, **attributes: Any) -> Iterator[None]:
+    """``owner``'s attributes replaced while the block runs; those it did not have are taken away again."""
+    before = {name: owner.__dict__.get(name, _ABSENT) for name in attributes}
+    for name, value in attributes.items():
+        setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is _ABSENT:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, value)
+
+
+def _is_accelerator(device: Any) -> bool:
+    """Whether ``device`` (a string, an index, a ``torch.device``) names a device that is not this machine's CPU."""
+    if isinstance(device, bool):
+        return False
+    if isinstance(device, int):
+        return True  # an index means the current accelerator
+    kind = device.type if isinstance(device, torch.device) else str(device).partition(":")[0]
+    return kind in {"cuda", "xpu", "hpu", "mps", "npu", "xla", "privateuseone"}
+
+
+class DeviceMode(TorchFunctionMode):
+    """Every device that code asks for becomes the trace's device.
+
+    On ``cpu`` accelerators become the CPU. On ``meta`` the CPU does too, and what is made without a device is made on
+    meta, as under ``torch.device("meta")``; random generators are left out, for meta tensors draw nothing.
+    """
+
+    def __init__(self, device: TraceDevice) -> None:
+        super().__init__()
+        self.device = torch.device(device)
+        self.on_meta = device == "meta"
+        self._rewrites: dict[Any, Callable[[tuple[Any, ...], dict[str, Any]], tuple[Any, ...]]] = {
+            torch.Tensor.to: self._to,
+            torch.Tensor.type: self._type,
+        }
+        self._same: frozenset[Any] = frozenset({torch.Tensor.pin_memory})
+        self._constructors: set[Any] = set(_device_constructors()) | {torch.normal}
+
+    def _maps(self, device: Any) -> bool:
+        return self.on_meta or _is_accelerator(device)
+
+    def _to(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        tensor, *rest = args
+        mapped: list[Any] = []
+        for position, value in enumerate(rest):
+            if isinstance(value, torch.Tensor):
+                mapped += [self.device if self._maps(value.device) else value.device, value.dtype]
+            elif isinstance(value, (str, torch.device)) or (position == 0 and type(value) is int):
+                mapped.append(self.device if self._maps(value) else value)
+            else:
+                mapped.append(value)
+        return (tensor, *mapped)
+
+    @staticmethod
+    def _type(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        return tuple(a.replace("torch.cuda.", "torch.") if isinstance(a, str) else a for a in args)
+
+    def rewrite(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, tuple[Any, ...]]:
+        """``func`` and its arguments with every device mapped; ``kwargs`` is changed in place."""
+        device = kwargs.get("device")
+        if device is not None:
+            if self._maps(device):
+                kwargs["device"] = self.device
+        elif self.on_meta and func in self._constructors and func is not torch.normal:
+            kwargs["device"] = self.device
+        if self.on_meta and kwargs.get("generator") is not None:
+            del kwargs["generator"]
+        rewrite = self._rewrites.get(func)
+        if rewrite is not None:
+            args = rewrite(args, kwargs)
+        elif func is torch.Tensor.cuda:
+            return torch.Tensor.to, (args[0], self.device)
+        elif func is torch.Tensor.cpu and self.on_meta:
+            return torch.Tensor.to, (args[0], self.device)
+        if kwargs.get("pin_memory"):
+            del kwargs["pin_memory"]
+        return func, args
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs) if kwargs else {}
+        if func in self._same:
+            return args[0]
+        if func is torch.Tensor.record_stream:
+            return None
+        func, args = self.rewrite(func, args, kwargs)
+        return func(*args, **kwargs)
+
+
+class _Idle:
+    """A stream, an event, a device guard: usable as one, and does nothing."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.cuda_stream = 0
+        self.device = torch.device("cpu")
+
+    def __enter__(self) -> _Idle:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        return None
+
+    def query(self) -> bool:
+        """Work that was never queued is done."""
+        return True
+
+    def elapsed_time(self, other: object) -> float:
+        """Milliseconds between two events: none passed."""
+        return 0.0
+
+    def _nothing(self, *args: Any, **kwargs: Any) -> None:
+        return None
+
+    record = wait = synchronize = wait_stream = wait_event = record_event = _nothing
+
+
+def _answer(value: Any) -> Callable[..., Any]:
+    def answer(*args: Any, **kwargs: Any) -> Any:
+        return value
+
+    return answer
+
+
+def _cuda_answers() -> dict[str, Any]:
+    """What ``torch.cuda`` says about a GPU that is not there; functions that already answer without one are left."""
+    properties = SimpleNamespace(
+        name="no GPU", major=8, minor=0, total_memory=80 * 1024**3, multi_processor_count=108, warp_size=32
+    )
+    idle = ("synchronize", "set_device", "ipc_collect", "set_stream", "reset_peak_memory_stats", "init", "set_rng_state")
+    # A function of its own each: torch._dynamo.trace_rules refuses one object under two names.
+    answers: dict[str, Any] = {name: _answer(None) for name in idle}
+    return answers | {
+        "current_device": _answer(0),
+        "get_device_capability": _answer((8, 0)),
+        "get_device_properties": _answer(properties),
+        "get_device_name": _answer(properties.name),
+        "mem_get_info": _answer((properties.total_memory, properties.total_memory)),
+        "get_rng_state": torch.random.get_rng_state,
+        "current_stream": _answer(_Idle()),
+        "default_stream": _answer(_Idle()),
+        "Stream": _Idle,
+        "Event": _Idle,
+        "device": _Idle,
+        "stream": _answer(_Idle()),
+    }
+
+
+class _NotCompiled(nn.Module):
+    """What ``torch.compile(module)`` returns here: the same names (``_orig_mod.``) and no compiler."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self._orig_mod = module
+        self.training = module.training
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self._orig_mod(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_orig_mod":
+            return self._modules["_orig_mod"]
+        return getattr(self._modules["_orig_mod"], name)
+
+
+def _compile(model: Any = None, **options: Any) -> Any:
+    """``torch.compile`` without compiling: a module is wrapped under its usual name, a function is returned as it is."""
+    if model is None:
+        return lambda function: _compile(function)
+    return _NotCompiled(model) if isinstance(model, nn.Module) else model
+
+
+def _uncompiled_method(self: nn.Module, *args: Any, **kwargs: Any) -> None:
+    return None
+
+
+@contextmanager
+def _fake_process_group(rank: int, world_size: int) -> Iterator[None]:
+    """PyTorch's fake process group as the default one: collectives return at once and leave tensors as they are."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    if dist.is_initialized():  # a caller's own group (guard, pytest under torchrun) is left alone
+        yield
+        return
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
+    keep = {
+        "init_process_group": _answer(None),
+        "destroy_process_group": _answer(None),
+        "monitored_barrier": _answer(None),
+    }
+    try:
+        with patched(dist, **keep), patched(dist.distributed_c10d, **keep):
+            yield
+    finally:
+        dist.destroy_process_group()
+
+
+def _load_on_cpu(load: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(load)
+    def wrapper(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
+        return load(f, "cpu" if map_location is None else map_location, *args, **kwargs)
+
+    return wrapper
+
+
+class _CpuGenerator(torch.Generator):
+    """A generator for a device that is not there draws on the CPU."""
+
+    def __new__(cls, device: Any = "cpu") -> Any:
+        return super().__new__(cls, "cpu")
+
+
+@contextmanager
+def without_gpu(rank: int = 0, world_size: int = 2) -> Iterator[None]:
+    """The whole environment: CUDA's answers, no compiler, one rank of a fake process group.
+
+    Enter it before the target is imported, so that names a target imports from ``torch.cuda`` are these.
+    """
+    nvtx = SimpleNamespace(
+        rangePushA=_answer(0), rangePop=_answer(0), rangeStartA=_answer(0), rangeEnd=_answer(None), markA=_answer(None)
+    )
+    # Without CUDA SyncBatchNorm.forward refuses its input (torch/nn/modules/batchnorm.py); its gradient paths are BatchNorm's.
+    batch_norm = nn.modules.batchnorm._BatchNorm.forward
+    no_gpu: AbstractContextManager[None] = nullcontext()
+    with ExitStack() as stack:
+        if not torch.cuda.is_available():
+            no_gpu = patched(torch.cuda, **_cuda_answers())
+            stack.enter_context(patched(torch.cuda.nvtx, _nvtx=nvtx))
+            stack.enter_context(patched(torch, Generator=_CpuGenerator))
+        stack.enter_context(no_gpu)
+        stack.enter_context(patched(torch, compile=_compile, load=_load_on_cpu(torch.load)))
+        stack.enter_context(patched(nn.Module, compile=_uncompiled_method))
+        stack.enter_context(patched(nn.SyncBatchNorm, forward=batch_norm))
+        stack.enter_context(_fake_process_group(rank, world_size))
+        yield

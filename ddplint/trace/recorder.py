@@ -1,0 +1,697 @@
+"""One run of forward and loss, recorded call by call into a ``torch.fx.Graph``.
+
+``Recorder`` is a ``TorchFunctionMode``: it sees every torch call above autograd, which builds its own graph underneath in
+the same run. Each node's ``meta`` has ``nn_module_stack`` and ``stack_trace`` as fx has them, and ``"op"``, an ``Op``:
+which nodes its tensors came from and through which of them gradient can flow back.
+
+The rule is one: gradient flows from an operation to an input if the input requires grad at the moment it is consumed and
+grad mode is on. ``no_grad``, ``detach``, ``.data``, ``argmax`` and integer casts then cut by themselves, for what they
+return does not require grad when it is consumed in turn.
+
+What no mode sees (TorchScript, C++ extensions, functorch, results of ``torch.autograd.grad``) shows as a tensor with a
+``grad_fn`` that no recorded call made: its inputs are then read off autograd's graph. Python functions of ``torch.nn.functional``
+and ``torch.Tensor`` are recorded from inside: they ask ``has_torch_function`` whether to hand over whole (for instance
+torch/nn/functional.py, ``gumbel_softmax``), and while recording they are told no.
+"""
+
+from __future__ import annotations
+
+import operator
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from types import BuiltinFunctionType, FunctionType, MethodDescriptorType, WrapperDescriptorType
+from typing import Any
+
+import torch
+import torch.fx
+from torch import nn
+from torch.fx.node import _get_qualified_name
+
+from ddplint.trace.environment import DeviceMode, TraceDevice, patched
+from ddplint.trace.sites import Site, call_site, decorated_site
+from ddplint.trace.values import READS, NoValue, ValueRead
+
+Tensor = torch.Tensor
+ModuleStack = dict[str, tuple[str, type[nn.Module]]]
+
+
+@dataclass(slots=True)
+class Op:
+    """What a recorded call was made of.
+
+    ``inputs`` are (node, live): the node that last wrote an input tensor, and whether gradient can flow back to it.
+    ``carries``: whether anything it returned or wrote requires grad.
+    """
+
+    name: str
+    inputs: list[tuple[torch.fx.Node, bool]]
+    carries: bool
+    site: Site | None
+    grad_off: Site | None = None  # where grad mode was switched off, if it was off
+    module: str = ""
+    index: int = 0
+    opaque: bool = False  # not seen by the mode: inputs come from autograd's graph
+    custom: bool = False  # a torch.autograd.Function of Python's
+
+
+@dataclass(frozen=True, slots=True)
+class BackwardCall:
+    """A backward that ran: from which nodes, and into which leaves if it named some (``backward(inputs=…)``)."""
+
+    roots: tuple[torch.fx.Node, ...]
+    functions: tuple[Any, ...]  # the roots' grad_fn
+    inside: torch.fx.Node | None  # the custom Function in whose backward it ran
+    leaves: frozenset[int] | None = None
+
+
+@dataclass(slots=True)
+class Recording:
+    """The finished record of one run."""
+
+    graph: torch.fx.Graph
+    ops: dict[torch.fx.Node, Op]
+    parameters: dict[str, torch.fx.Node]  # by first qualified name; only those that were consumed
+    constants: dict[str, Any]
+    backwards: list[BackwardCall]
+    reads: list[ValueRead]
+    called: set[str]  # qualified names of the modules whose __call__ ran
+    outputs: list[Any] = field(default_factory=list)  # what the root module's calls returned
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """Every tensor in nested lists, tuples, sets, dicts, dataclasses and ordinary objects of the target's, each place once."""
+    stack, seen = [value], set()
+    while stack:
+        item = stack.pop()
+        if isinstance(item, Tensor):
+            yield item
+            continue
+        if item is None or isinstance(item, (str, bytes, int, float, complex, type, nn.Module)) or id(item) in seen:
+            continue
+        seen.add(id(item))
+        if isinstance(item, dict):
+            stack.extend(reversed(list(item.values())))
+        elif isinstance(item, (list, tuple, set, frozenset)):
+            stack.extend(reversed(list(item)))
+        elif hasattr(item, "__dict__") and not callable(item) and not type(item).__module__.startswith("torch"):
+            stack.extend(reversed(list(vars(item).values())))
+
+
+class _Tracer(torch.fx.Tracer):
+    """An fx tracer that is handed calls instead of proxies: it keeps fx's conventions for names and attributes."""
+
+    def __init__(self, root: nn.Module) -> None:
+        super().__init__()
+        self.root = root
+        self.graph = torch.fx.Graph(tracer_cls=_Tracer)
+        self.tensor_attrs = {}
+
+
+_names: dict[Any, str | None] = {}
+
+
+def _importable(func: Any) -> bool:
+    """Whether fx's generated code can name ``func`` and get the same object back."""
+    known = _names.get(func, "")
+    if known == "":
+        name: str | None
+        try:
+            name = _get_qualified_name(func)
+            found: Any = sys.modules.get(name.split(".", 1)[0])
+            for part in name.split(".")[1:]:
+                found = getattr(found, part, None)
+            name = name if found is func else None
+        except (RuntimeError, AttributeError):
+            name = None
+        known = _names[func] = name
+    return known is not None
+
+
+def _has_torch_function(tensors: Sequence[Any]) -> bool:
+    """``torch._C._has_torch_function`` without the mode: True for tensor subclasses that override torch functions."""
+    for tensor in tensors:
+        kind = type(tensor)
+        if kind is Tensor or kind is nn.Parameter or not hasattr(kind, "__torch_function__"):
+            continue
+        if kind.__torch_function__ is not torch._C._disabled_torch_function_impl:
+            return True
+    return False
+
+
+def _has_torch_function_unary(tensor: Any) -> bool:
+    return _has_torch_function((tensor,))
+
+
+def _has_torch_function_variadic(*tensors: Any) -> bool:
+    return _has_torch_function(tensors)
+
+
+_ASKED = {
+    torch._C._has_torch_function: _has_torch_function,
+    torch._C._has_torch_function_unary: _has_torch_function_unary,
+    torch._C._has_torch_function_variadic: _has_torch_function_variadic,
+}
+_DISPATCHING = ("torch.nn.functional", "torch.functional", "torch._tensor", "torch.nn.init", "torch.autograd", "torch._lowrank")
+
+
+@contextmanager
+def _composites_open() -> Iterator[None]:
+    """PyTorch's Python functions run inline under the mode instead of arriving at it whole."""
+    with ExitStack() as stack:
+        for name in _DISPATCHING:
+            module = sys.modules.get(name)
+            if module is None:
+                continue
+            asked = {}
+            for key, value in vars(module).items():
+                if type(value) is BuiltinFunctionType and value in _ASKED:
+                    asked[key] = _ASKED[value]
+            stack.enter_context(patched(module, **asked))
+        yield
+
+
+def _mutable_version(tensor: Tensor) -> int:
+    return -1 if tensor.is_inference() else tensor._version
+
+
+class Recorder(DeviceMode):
+    """Records one run. Use ``with recorder.recording(): ...``, then ``finish(loss)``."""
+
+    def __init__(self, model: nn.Module, device: TraceDevice) -> None:
+        super().__init__(device)
+        self.model = model
+        self.tracer = _Tracer(model)
+        self.graph = self.tracer.graph
+        self.side = torch.fx.Graph(tracer_cls=_Tracer)  # what custom Functions run inside their backward
+        self.ops: dict[torch.fx.Node, Op] = {}
+        self.parameters: dict[str, torch.fx.Node] = {}
+        self.constants: dict[str, Any] = {}
+        self.backwards: list[BackwardCall] = []
+        self.reads: list[ValueRead] = []
+        self.called: set[str] = set()
+        self.outputs: list[Any] = []
+        self._registered = {id(p): n for n, p in (*model.named_buffers(), *model.named_parameters())}
+        self._parameter_ids = {id(p): n for n, p in model.named_parameters()}
+        self._module_names = {id(m): n for n, m in model.named_modules()}
+        self._values: dict[int, torch.fx.Node] = {}  # the node whose value a tensor object is
+        self._states: dict[int, torch.fx.Node] = {}  # the node that last wrote it
+        self._writes: dict[int, tuple[torch.fx.Node, int]] = {}  # storage -> last in-place write, id of autograd's base
+        self._functions: dict[int, torch.fx.Node] = {}  # grad_fn -> the node that made it
+        self._alive: list[Any] = []  # ids stay unique while the objects live
+        self._stack: ModuleStack = {}
+        self._stacks: list[ModuleStack] = []
+        self._grad_off: Site | None = None
+        self._paused = 0
+        self._engine = 0  # inside autograd's engine
+        self._inside: list[torch.fx.Node] = []  # custom Functions whose backward is running
+        self._on_cpu: dict[int, Tensor] = {}
+
+    # ------------------------------------------------------------------ what is written
+
+    def _write(self, graph: torch.fx.Graph, kind: str, target: Any, args: Any, kwargs: Any, op: Op) -> torch.fx.Node:
+        if graph is self.side:  # only explained by its op: its inputs belong to the other graph
+            args, kwargs = (), {}
+        name = None if kind != "get_attr" else str(target).replace(".", "_")
+        node = graph.create_node(kind, target, args, kwargs, name=name)
+        op.index = len(self.ops)
+        op.module = next(reversed(self._stack), "") if self._stack else ""
+        node.meta["nn_module_stack"] = self._stack
+        node.meta["op"] = op
+        self.ops[node] = op
+        return node
+
+    @property
+    def _target_graph(self) -> torch.fx.Graph:
+        return self.side if self._engine else self.graph
+
+    def placeholder(self, name: str, tensor: Tensor) -> None:
+        """Make ``tensor`` an input of the graph, called ``name``."""
+        node = self.graph.placeholder(name)
+        op = Op("input", [], tensor.requires_grad, None, index=len(self.ops))
+        node.meta["op"] = self.ops[node] = op
+        self._hold(tensor, node)
+
+    def _hold(self, tensor: Tensor, node: torch.fx.Node) -> None:
+        self._values[id(tensor)] = self._states[id(tensor)] = node
+        self._alive.append(tensor)
+        if tensor.requires_grad:
+            self._own(tensor, node)
+
+    def _own(self, tensor: Tensor, node: torch.fx.Node) -> None:
+        function = tensor.grad_fn
+        if function is not None:
+            self._functions[id(function)] = node
+            self._alive.append(function)
+
+    def _leaf(self, tensor: Tensor) -> torch.fx.Node:
+        """The node of a tensor that no recorded call made."""
+        name = self._registered.get(id(tensor))
+        if name is None:
+            name = f"_tensor_constant{len(self.constants)}"
+            self.constants[name] = tensor
+        op = Op(name, [], tensor.requires_grad, None)
+        node = self._write(self.graph, "get_attr", name, (), {}, op)
+        if id(tensor) in self._parameter_ids:
+            self.parameters[self._parameter_ids[id(tensor)]] = node
+        elif tensor.grad_fn is not None:
+            op.opaque, op.site = True, call_site(sys._getframe(1))
+            op.name = tensor.grad_fn.name()
+            op.inputs = self._behind(tensor)
+        self._hold(tensor, node)
+        return node
+
+    def _behind(self, tensor: Tensor) -> list[tuple[torch.fx.Node, bool]]:
+        """The recorded nodes that autograd's graph reaches from ``tensor`` first: the inputs of what no mode saw."""
+        found: dict[torch.fx.Node, bool] = {}
+        stack, seen = [tensor.grad_fn], set()
+        while stack:
+            function = stack.pop()
+            if function is None or function in seen:
+                continue
+            seen.add(function)
+            node = self._functions.get(id(function))
+            if node is not None:
+                found[node] = True
+            elif hasattr(function, "variable"):
+                found[self._value(function.variable)] = True
+            else:
+                stack.extend(f for f, _ in function.next_functions)
+        self._alive.extend(seen)
+        return list(found.items())
+
+    def _value(self, tensor: Tensor) -> torch.fx.Node:
+        node = self._values.get(id(tensor))
+        return node if node is not None else self._leaf(tensor)
+
+    def _consume(self, tensor: Tensor) -> list[tuple[torch.fx.Node, bool]]:
+        """The nodes that ``tensor``'s value comes from now, each with whether gradient can flow back to it."""
+        self._value(tensor)
+        live = tensor.requires_grad
+        if live and tensor.grad_fn is not None and id(tensor.grad_fn) not in self._functions:
+            self._unseen_write(tensor)
+        state = self._states[id(tensor)]
+        write = self._writes.get(self._storage(tensor)) if self._writes else None
+        if write is None or write[0] is state or self.ops[write[0]].index < self.ops[state].index:
+            return [(state, live)]
+        node, base = write
+        return [(state, live), (node, live and base == id(self._base(tensor)))]
+
+    def _unseen_write(self, tensor: Tensor) -> None:
+        """A tensor whose ``grad_fn`` changed with no recorded call: note what autograd says it is made of now."""
+        inputs = self._behind(tensor)
+        assert tensor.grad_fn is not None
+        self._functions[id(tensor.grad_fn)] = node = self._states[id(tensor)]
+        self._alive.append(tensor.grad_fn)
+        known = {producer for producer, _ in self.ops[node].inputs} | {node}
+        self.ops[node].inputs += [pair for pair in inputs if pair[0] not in known]
+
+    @staticmethod
+    def _base(tensor: Tensor) -> Tensor:
+        base = tensor._base
+        return tensor if base is None else base
+
+    @staticmethod
+    def _storage(tensor: Tensor) -> int:
+        try:
+            return tensor.untyped_storage()._cdata
+        except (NotImplementedError, RuntimeError):  # sparse and functorch tensors have none
+            return -id(tensor)
+
+    def _argument(self, value: Any) -> Any:
+        """``value`` as an fx argument: tensors become nodes; what generated code can't spell becomes an attribute."""
+        if isinstance(value, Tensor):
+            return self._value(value)
+        if value is None or isinstance(value, (bool, int, float, complex, str)) and type(value).__module__ == "builtins":
+            return value
+        if type(value) in (torch.dtype, torch.device, torch.memory_format, torch.layout, type(Ellipsis)):
+            return value
+        if isinstance(value, (torch.Size, list, tuple)) and not hasattr(value, "_fields"):
+            items = [self._argument(item) for item in value]
+            return items if isinstance(value, list) else tuple(items)
+        if type(value) is dict and all(isinstance(key, str) for key in value):
+            return {key: self._argument(item) for key, item in value.items()}
+        if isinstance(value, slice):
+            return slice(*(self._argument(part) for part in (value.start, value.stop, value.step)))
+        if isinstance(value, int):  # an IntEnum, a numpy-like integer
+            return int(value)
+        if isinstance(value, float):
+            return float(value)
+        name = f"_object_constant{len(self.constants)}"
+        self.constants[name] = value
+        self._alive.append(value)
+        return self._write(self._target_graph, "get_attr", name, (), {}, Op(name, [], False, None))
+
+    def _call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, Any, Any, Any]:
+        """How fx spells this call: kind, target, args, kwargs."""
+        fx_args, fx_kwargs = self._argument(args), self._argument(kwargs)
+        name = getattr(func, "__name__", "")
+        if isinstance(func, (MethodDescriptorType, WrapperDescriptorType)) or (
+            isinstance(func, FunctionType) and getattr(Tensor, name, None) is func
+        ):
+            if getattr(Tensor, name, None) is func:
+                return "call_method", name, fx_args, fx_kwargs
+        elif name in ("__get__", "__set__"):  # a property of Tensor: .T, .data, .real
+            attribute = func.__self__.__name__
+            if name == "__get__":
+                return "call_function", getattr, (fx_args[0], attribute), {}
+            return "call_function", setattr, (fx_args[0], attribute, fx_args[1]), {}
+        elif not _importable(func):
+            func = _named(func)
+        return "call_function", func, fx_args, fx_kwargs
+
+    # ------------------------------------------------------------------ what is seen
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs) if kwargs else {}
+        name = getattr(func, "__name__", "")
+        if name == "_set_grad_enabled":
+            return self._grad_mode(func, args)
+        if func in self._same:
+            return args[0]
+        if func is Tensor.record_stream:
+            return None
+        func, args = self.rewrite(func, args, kwargs)
+        if self._paused or (self._engine and not self._inside):
+            return func(*args, **kwargs)
+        if self.on_meta:
+            args, kwargs = self._all_on_meta(args, kwargs)
+            if name in READS:
+                raise NoValue(f"{name}() reads a tensor's value", call_site(sys._getframe(1)))
+        return self._record(func, name, args, kwargs)
+
+    def _record(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
+        given = list(tensors_in((args, kwargs))) if args or kwargs else []
+        versions = [_mutable_version(t) for t in given]
+        live = [t.requires_grad for t in given]
+        attribute = func.__self__.__name__ if name in ("__get__", "__set__") else ""
+        if not attribute and name != "requires_grad_":
+            inputs = [self._consume(t) for t in given]
+        else:
+            inputs = None
+        try:
+            result = func(*args, **kwargs)
+        except (RuntimeError, NotImplementedError, ValueError) as error:
+            if self.on_meta and not isinstance(error, torch.cuda.OutOfMemoryError):
+                raise NoValue(f"{name or func} does not run on meta tensors", call_site(sys._getframe(2))) from error
+            raise
+        if name in READS:
+            self.reads.append(ValueRead(name, call_site(sys._getframe(2)), result))
+        outputs = [result] if isinstance(result, Tensor) else list(tensors_in(result)) if _may_hold(result) else []
+        written = [t for t, version in zip(given, versions, strict=True) if _mutable_version(t) != version]
+        if name == "__set__" and attribute in ("data", "grad"):
+            written = [given[0]]
+        if not outputs and not written and name not in READS:
+            return result
+        if attribute == "grad" or (attribute == "_base"):
+            return result  # a gradient is no value of the forward's
+        if inputs is None:
+            inputs = [self._consume(t) for t in given]
+            if name == "requires_grad_":
+                inputs = [[(node, was and flag) for node, flag in pairs] for pairs, was in zip(inputs, live, strict=True)]
+        enabled = torch.is_grad_enabled()
+        edges: dict[torch.fx.Node, bool] = {}
+        for tensor, pairs in zip(given, inputs, strict=True):
+            kept = enabled or any(tensor is w for w in written)
+            for node, flag in pairs:
+                edges[node] = edges.get(node, False) or (flag and kept)
+        bases = [base for t in written if (base := t._base) is not None]
+        if written:
+            for base in bases:
+                for node, flag in self._consume_before(base, live, given):
+                    edges[node] = edges.get(node, False) or flag
+        carries = any(t.requires_grad for t in outputs) or any(t.requires_grad for t in written)
+        op = Op(attribute or name, list(edges.items()), carries, call_site(sys._getframe(2)))
+        if not enabled:
+            op.grad_off = self._grad_off or op.site
+        kind, target, fx_args, fx_kwargs = self._call(func, args, kwargs)
+        node = self._write(self._target_graph, kind, target, fx_args, fx_kwargs, op)
+        self._place(node, result, outputs, written, bases)
+        return result
+
+    def _consume_before(self, base: Tensor, live: list[bool], given: list[Tensor]) -> list[tuple[torch.fx.Node, bool]]:
+        """What a written view's base was made of: its history goes on through the write."""
+        self._value(base)
+        state = self._states[id(base)]
+        write = self._writes.get(self._storage(base))
+        pairs = [(state, base.requires_grad)]
+        if write is not None and write[0] is not state:
+            pairs.append((write[0], base.requires_grad))
+        return pairs
+
+    def _place(
+        self, node: torch.fx.Node, result: Any, outputs: list[Tensor], written: list[Tensor], bases: list[Tensor]
+    ) -> None:
+        """Note ``node`` as the maker of ``outputs`` and the last writer of ``written`` and the bases they are views of."""
+        if isinstance(result, Tensor):
+            self._hold(result, node)
+        elif outputs:
+            self._hold_items(node, result)
+        for tensor in (*written, *bases):
+            self._states[id(tensor)] = node
+            self._alive.append(tensor)
+            if tensor.requires_grad:
+                self._own(tensor, node)
+        for tensor in written:
+            self._writes[self._storage(tensor)] = (node, id(self._base(tensor)))
+
+    def _hold_items(self, node: torch.fx.Node, result: Any) -> None:
+        """Several tensors from one call: fx reaches each by ``operator.getitem``."""
+        if isinstance(result, (list, tuple)):
+            for position, item in enumerate(result):
+                if isinstance(item, Tensor):
+                    op = Op("getitem", [(node, item.requires_grad)], item.requires_grad, self.ops[node].site)
+                    op.grad_off = self.ops[node].grad_off
+                    part = self._write(self._target_graph, "call_function", operator.getitem, (node, position), {}, op)
+                    self._hold(item, part)
+                elif _may_hold(item):
+                    op = Op("getitem", [(node, True)], True, self.ops[node].site)
+                    part = self._write(self._target_graph, "call_function", operator.getitem, (node, position), {}, op)
+                    self._hold_items(part, item)
+        else:  # a dict or an object: its tensors are the call's, without a spelling of their own
+            for tensor in tensors_in(result):
+                self._hold(tensor, node)
+
+    def _all_on_meta(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """Arguments with CPU tensors (from numpy, from a file) put on meta; a 0-dim CPU tensor mixes with any device."""
+        if all(t.is_meta or t.dim() == 0 for t in tensors_in((args, kwargs))):
+            return args, kwargs
+
+        def move(value: Any) -> Any:
+            if isinstance(value, Tensor):
+                if value.is_meta or value.dim() == 0:
+                    return value
+                if value.requires_grad:
+                    raise NoValue("a CPU tensor that requires grad meets meta tensors", call_site(sys._getframe(3)))
+                known = self._on_cpu.get(id(value))
+                if known is None:
+                    known = self._on_cpu[id(value)] = value.to("meta")
+                    self._alive.append(value)
+                return known
+            if type(value) in (list, tuple):
+                return type(value)(move(item) for item in value)
+            if type(value) is dict:
+                return {key: move(item) for key, item in value.items()}
+            return value
+
+        return move(args), move(kwargs)
+
+    def _grad_mode(self, func: Any, args: Any) -> Any:
+        enabled = bool(args[0])
+        if not self._paused and not self._engine:
+            self.graph.create_node("call_function", func, (enabled,), {}).meta["nn_module_stack"] = self._stack
+        if enabled:
+            self._grad_off = None
+        elif torch.is_grad_enabled() or self._grad_off is None:
+            frame = sys._getframe(2)
+            self._grad_off = decorated_site(frame) or call_site(frame)
+        return func(*args)
+
+    # ------------------------------------------------------------------ what is wrapped
+
+    def _apply(self, plain: Callable[..., Any]) -> Any:
+        """``torch.autograd.Function.apply`` as one node: what runs inside it is not the forward's graph."""
+        recorder = self
+
+        def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+            if recorder._paused or (recorder._engine and not recorder._inside):
+                return plain(cls, *args, **kwargs)
+            if recorder.on_meta:
+                args, kwargs = recorder._all_on_meta(args, kwargs)
+            direct = {id(a) for a in args if isinstance(a, Tensor)}  # nested ones get no gradient (Function's contract)
+            enabled = torch.is_grad_enabled()
+            edges: dict[torch.fx.Node, bool] = {}
+            given = list(tensors_in((args, kwargs)))
+            versions = [_mutable_version(t) for t in given]
+            slots: list[list[torch.fx.Node]] = []
+            for tensor in given:
+                pairs = recorder._consume(tensor)
+                for node, flag in pairs:
+                    edges[node] = edges.get(node, False) or (flag and enabled and id(tensor) in direct)
+                if id(tensor) in direct:
+                    slots.append([node for node, _ in pairs])
+            recorder._paused += 1
+            try:
+                result = plain(cls, *args, **kwargs)
+            finally:
+                recorder._paused -= 1
+            outputs = list(tensors_in(result))
+            written = [t for t, version in zip(given, versions, strict=True) if _mutable_version(t) != version]
+            op = Op(cls.__name__, list(edges.items()), any(t.requires_grad for t in outputs), call_site(sys._getframe(1)))
+            op.custom = True
+            if not enabled:
+                op.grad_off = recorder._grad_off or op.site
+            fx_args = recorder._argument(args)
+            node = recorder._write(recorder._target_graph, "call_function", _named(cls.apply, cls.__name__), fx_args, {}, op)
+            recorder._place(node, result, outputs, written, [b for t in written if (b := t._base) is not None])
+            for function in {t.grad_fn for t in outputs if t.grad_fn is not None}:
+                recorder._watch(function, node, slots)
+            return result
+
+        return classmethod(apply)
+
+    def _watch(self, function: Any, node: torch.fx.Node, slots: list[list[torch.fx.Node]]) -> None:
+        """See a custom backward run: what it returns None for gets no gradient, what it runs is part of the graph."""
+
+        def before(grads: Any) -> None:
+            self._inside.append(node)
+
+        def after(grad_inputs: Any, grad_outputs: Any) -> None:
+            if self._inside and self._inside[-1] is node:
+                self._inside.pop()
+            op = self.ops[node]
+            if len(grad_inputs) != len(slots):
+                return
+            given = {n for nodes, grad in zip(slots, grad_inputs, strict=True) if grad is not None for n in nodes}
+            none = {n for nodes, grad in zip(slots, grad_inputs, strict=True) if grad is None for n in nodes} - given
+            op.inputs = [(n, flag and n not in none) for n, flag in op.inputs]
+
+        function.register_prehook(before)
+        function.register_hook(after)
+
+    def _run_backward(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        """Every entry into autograd's engine: ``backward`` calls are noted, ``autograd.grad`` becomes a node."""
+
+        def run(t_outputs: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._paused:
+                return plain(t_outputs, *args, **kwargs)
+            roots = [t for t in t_outputs if isinstance(t, Tensor)]
+            accumulate = kwargs.get("accumulate_grad", False)
+            leaves = args[3] if len(args) > 3 else ()
+            if accumulate:
+                nodes = [node for t in roots for node, _ in self._consume(t)]
+                functions = tuple(t.grad_fn for t in roots)
+                named = frozenset(id(t) for t in leaves if isinstance(t, Tensor)) or None
+                inside = self._inside[-1] if self._inside else None
+                self.backwards.append(BackwardCall(tuple(nodes), functions, inside, named))
+            else:
+                given = [*roots, *(t for t in leaves if isinstance(t, Tensor))]
+                consumed = [(node, False) for t in given for node, _ in self._consume(t)]
+            inside_before, self._inside = self._inside, []
+            self._engine += 1
+            try:
+                result = plain(t_outputs, *args, **kwargs)
+            finally:
+                self._engine -= 1
+                self._inside = inside_before
+            if not accumulate:
+                self._gradients(result, consumed)
+            return result
+
+        return run
+
+    def _gradients(self, result: Any, consumed: list[tuple[torch.fx.Node, bool]]) -> None:
+        """What ``torch.autograd.grad`` returned: its differentiable inputs are read off autograd's graph."""
+        gradients = [g for g in result if isinstance(g, Tensor)]
+        edges = dict(consumed)
+        for gradient in gradients:
+            if gradient.grad_fn is not None:
+                edges |= dict(self._behind(gradient))
+        op = Op("autograd.grad", list(edges.items()), any(g.requires_grad for g in gradients), call_site(sys._getframe(1)))
+        op.opaque = True
+        for gradient in gradients:
+            if id(gradient) in self._values:
+                continue
+            name = f"_tensor_constant{len(self.constants)}"
+            self.constants[name] = gradient
+            self._hold(gradient, self._write(self.graph, "get_attr", name, (), {}, op_copy(op)))
+
+    def _module_call(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        recorder = self
+
+        def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            name = recorder._module_names.get(id(module))
+            if name is None:
+                return plain(module, *args, **kwargs)
+            recorder.called.add(name)
+            before = recorder._stack
+            recorder._stack = {**before, name: (name, type(module))}
+            try:
+                result = plain(module, *args, **kwargs)
+            finally:
+                recorder._stack = before
+            if name == "" and not before:
+                recorder.outputs.append(result)
+            return result
+
+        return call
+
+    def _inference(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        def enter(mode: Any) -> Any:
+            frame = sys._getframe(1)
+            if mode.mode and torch.is_grad_enabled():
+                self._grad_off = decorated_site(frame) or call_site(frame)
+            return plain(mode)
+
+        return enter
+
+    @contextmanager
+    def recording(self) -> Iterator[Recorder]:
+        """While the block runs, torch calls of this thread are recorded."""
+        apply = torch.autograd.Function.__dict__["apply"].__func__
+        inference = torch.autograd.grad_mode.inference_mode
+        with ExitStack() as stack:
+            stack.enter_context(_composites_open())
+            stack.enter_context(patched(torch.autograd.Function, apply=self._apply(apply)))
+            stack.enter_context(
+                patched(torch.autograd, _engine_run_backward=self._run_backward(torch.autograd._engine_run_backward))
+            )
+            stack.enter_context(patched(nn.Module, __call__=self._module_call(nn.Module.__call__)))
+            stack.enter_context(patched(inference, __enter__=self._inference(inference.__enter__)))
+            stack.enter_context(self)
+            yield self
+
+    def finish(self, loss: Tensor, outputs: Sequence[Tensor]) -> Recording:
+        """The recording, closed with an output node of (loss, outputs)."""
+        result = (self._value(loss), tuple(self._value(t) for t in outputs))
+        self.graph.output(result)
+        for node, op in self.ops.items():
+            if op.site is not None:
+                code, line = op.site.code, op.site.line
+                node.meta["stack_trace"] = f'File "{code.co_filename}", line {line}, in {code.co_name}'
+        return Recording(
+            self.graph, self.ops, self.parameters, self.constants, self.backwards, self.reads, self.called, self.outputs
+        )
+
+
+def op_copy(op: Op) -> Op:
+    """The same call, for another of its results."""
+    return Op(op.name, op.inputs, op.carries, op.site, op.grad_off, op.module, op.index, op.opaque, op.custom)
+
+
+def _may_hold(result: Any) -> bool:
+    """Whether a call's result can have tensors in it."""
+    return not (result is None or isinstance(result, (bool, int, float, complex, str, torch.Size, torch.dtype, torch.device)))
+
+
+def _named(func: Any, name: str = "") -> Callable[..., Any]:
+    """A plain function that calls ``func``: generated code can hold any function object under a name of its own."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return func(*args, **kwargs)
+
+    call.__name__ = name or getattr(func, "__name__", "call").strip("_<>") or "call"
+    call.__qualname__ = call.__name__
+    call.__module__ = "ddplint.trace.recorder"
+    return call

@@ -1,0 +1,121 @@
+"""Source places: which frame of a call stack explains an operation to the user.
+
+A frame is kept as its code object and line number; text is made only for what is reported.
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+import sys
+import sysconfig
+from dataclasses import dataclass
+from types import CodeType, FrameType
+
+import torch
+
+from ddplint.analysis import Location
+
+_INTERNAL, _LIBRARY, _USER, _BOUNDARY = 0, 1, 2, 3
+
+
+def _folder(path: str) -> str:
+    return os.path.join(os.path.realpath(path), "")
+
+
+_DDPLINT = _folder(os.path.dirname(os.path.dirname(__file__)))
+_REFERENCE = _folder(os.path.join(_DDPLINT, "reference"))  # a target like any other
+_RUN = os.path.join(_DDPLINT, "trace", "run.py")  # calls the target: what is above it on the stack is not the target's
+_TORCH = _folder(os.path.dirname(torch.__file__))
+_LIBRARIES = (
+    _folder(os.path.dirname(os.__file__)),
+    *{_folder(sysconfig.get_path(name)) for name in ("purelib", "platlib", "stdlib", "platstdlib")},
+)
+_kinds: dict[CodeType, int] = {}
+
+
+def _kind(code: CodeType) -> int:
+    name = code.co_filename
+    if name.startswith("<"):  # frozen modules, exec'd strings: no line to show
+        return _INTERNAL
+    path = os.path.realpath(name)
+    if path.startswith(_REFERENCE):
+        return _USER
+    if path == _RUN:
+        return _BOUNDARY
+    if path.startswith((_DDPLINT, _TORCH)):
+        return _INTERNAL
+    if path.startswith(_LIBRARIES) or f"{os.sep}site-packages{os.sep}" in path or f"{os.sep}dist-packages{os.sep}" in path:
+        return _LIBRARY
+    return _USER
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Where an operation was called: ``code`` and ``line`` of the frame that explains it.
+
+    ``inner`` is the innermost frame outside PyTorch where that is another one (a library that the user calls).
+    """
+
+    code: CodeType
+    line: int
+    inner: tuple[CodeType, int] | None = None
+
+    def location(self) -> Location:
+        """The place as plain data, with its source line."""
+        return locate(self.code, self.line)
+
+    def inner_text(self) -> str:
+        """``file:line`` of the innermost library frame, or "" where the user's own line is the innermost."""
+        if self.inner is None:
+            return ""
+        code, line = self.inner
+        parts = code.co_filename.replace(os.sep, "/").split("/site-packages/")
+        return f"{parts[-1]}:{line}"
+
+
+def locate(code: CodeType, line: int) -> Location:
+    """The place ``line`` in ``code`` as plain data, with its source line."""
+    text = linecache.getline(code.co_filename, line).strip()
+    return Location(file=code.co_filename, line=line, function=code.co_qualname, text=text)
+
+
+def call_site(frame: FrameType | None = None) -> Site | None:
+    """The place that explains what is being called now: the innermost frame of the user's code.
+
+    Where no frame is the user's (all the code is installed), the innermost outside PyTorch. None when there is none.
+    """
+    current = frame if frame is not None else sys._getframe(1)
+    inner: tuple[CodeType, int] | None = None
+    kinds = _kinds
+    while current is not None:
+        code = current.f_code
+        kind = kinds.get(code)
+        if kind is None:
+            kind = kinds[code] = _kind(code)
+        if kind == _USER:
+            return Site(code, current.f_lineno or code.co_firstlineno, inner)
+        if kind == _BOUNDARY:
+            break
+        if kind == _LIBRARY and inner is None:
+            inner = (code, current.f_lineno or code.co_firstlineno)
+        current = current.f_back  # type: ignore[assignment]  # ends in None
+    return Site(*inner) if inner is not None else None
+
+
+def decorated_site(frame: FrameType | None) -> Site | None:
+    """The function that a context manager decorates (``@torch.no_grad()``), if it is being entered that way.
+
+    ``torch/utils/_contextlib.py`` (``context_decorator``) runs the function inside ``decorate_context``, whose closure
+    holds it as ``func``.
+    """
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name == "decorate_context" and code.co_filename.endswith("_contextlib.py"):
+            function = frame.f_locals.get("func")
+            inner = getattr(function, "__code__", None)
+            return Site(inner, inner.co_firstlineno) if inner is not None else None
+        if _kinds.setdefault(code, _kind(code)) != _INTERNAL:
+            return None
+        frame = frame.f_back
+    return None

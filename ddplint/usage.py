@@ -1,0 +1,304 @@
+"""Status and cause of every parameter: what the answers of the traced paths come to, and the place that explains it."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import torch.fx
+from torch import nn
+
+from ddplint.analysis import Cause, Disagreement, Location, Parameter, Step
+from ddplint.graph import GradientGraph, op_of
+from ddplint.trace.run import Built, Path
+from ddplint.trace.sites import Site
+from ddplint.trace.values import READS
+
+Node = torch.fx.Node
+
+
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """Why a parameter gets no gradient: the cause, the place and one sentence."""
+
+    cause: Cause
+    site: Site | None
+    why: str
+    owner: str  # the module or parameter the sentence is about
+
+
+def answers(path: Path, graph: GradientGraph) -> tuple[dict[str, bool], tuple[Disagreement, ...]]:
+    """Whether each parameter gets a gradient on this path, and where the three answers differ for no known reason.
+
+    Backward is the truth where it ran, else autograd's graph. Two differences have a known reason: a custom Function that
+    returns None for an input (autograd's graph holds the input, no gradient arrives), and a backward inside a custom
+    Function's backward, as of a re-entrant checkpoint (autograd's graph does not hold what it reaches).
+    """
+    used: dict[str, bool] = {}
+    differing = []
+    recording = path.recording
+    nested = any(call.inside is not None for call in recording.backwards)
+    stopping = any(not live and not op_of(p).opaque for _, p, live in _function_edges(graph))
+    named = [call.leaves for call in recording.backwards if call.inside is None]
+    ids = {name: id(p) for name, p in path.built.model.named_parameters()}
+    for name, parameter in path.built.model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        node = recording.parameters.get(name)
+        by_graph = node is not None and node in graph.reached
+        if by_graph and named and all(leaves is not None for leaves in named):
+            by_graph = any(ids[name] in leaves for leaves in named if leaves is not None)
+        by_autograd = name in path.walked
+        by_backward = None if path.received is None else name in path.received
+        truth = by_autograd if by_backward is None else by_backward
+        used[name] = truth
+        autograd_explained = (by_autograd and stopping and not truth) or (truth and nested and not by_autograd)
+        if by_backward is None and by_autograd != by_graph and (stopping or nested):
+            used[name] = by_graph  # what autograd's walk can't see, where no backward can settle it
+            continue
+        if by_graph != truth or (by_autograd != truth and not autograd_explained):
+            differing.append(Disagreement(name, by_graph, by_autograd, by_backward))
+    return used, tuple(differing)
+
+
+def _function_edges(graph: GradientGraph) -> Iterable[tuple[Node, Node, bool]]:
+    """Edges out of custom Functions."""
+    for user, producer, live in graph.graph.edges(data="live"):
+        if user.meta["op"].custom:
+            yield user, producer, live
+
+
+def explain(path: Path, graph: GradientGraph, name: str) -> Explained:
+    """Why parameter ``name`` got no gradient on ``path``."""
+    node = path.recording.parameters.get(name)
+    if node is None or graph.graph.in_degree(node) == 0:
+        return _uncalled(path, name)
+    carried, cuts, last = _follow(graph, node)
+    outputs = {t: n for t, n in _output_nodes(path)}
+    reached_outputs = [n for n in outputs.values() if n in carried]
+    if reached_outputs and name in path.from_outputs:
+        output = max(reached_outputs, key=lambda n: op_of(n).index)
+        site = op_of(output).site
+        return Explained(
+            "output-only", site, f"it reaches forward's output through {_call(output)}, and the loss does not use that output", name
+        )
+    severing = [cut for cut in cuts if cut in graph.towards_loss or op_of(cut).name in READS - {"__bool__"}]
+    if severing:
+        cut = min(severing, key=lambda n: op_of(n).index)
+        return Explained("severed", _cut_site(cut), _cut_sentence(cut), name)
+    site = op_of(last).site
+    inner = _inner(site)
+    return Explained(
+        "discarded", site, f"its value last goes into {_call(last)}{inner}, and nothing made of it reaches the loss", name
+    )
+
+
+def _output_nodes(path: Path) -> list[tuple[int, Node]]:
+    node = next(n for n in reversed(path.recording.graph.nodes) if n.op == "output")
+    return [(i, n) for i, n in enumerate(node.args[0][1])]  # type: ignore[index,arg-type]  # (loss, outputs), see Recorder.finish
+
+
+def _follow(graph: GradientGraph, start: Node) -> tuple[set[Node], list[Node], Node]:
+    """Where the value of ``start`` goes: the nodes that still carry gradient to it, those that cut it, the last of all."""
+    carried, cuts = {start}, []
+    seen = {start}
+    queue = deque([start])
+    last = start
+    while queue:
+        node = queue.popleft()
+        for user, live in graph.consumers(node):
+            op = op_of(user)
+            keeps = live and op.carries and node in carried
+            if keeps and user not in carried:
+                carried.add(user)
+                seen.add(user)
+                queue.append(user)
+            elif not keeps:
+                if node in carried:
+                    cuts.append(user)
+                if user not in seen and user not in graph.towards_loss:
+                    seen.add(user)
+                    queue.append(user)
+            if op.index > op_of(last).index:
+                last = user
+    return carried, [c for c in cuts if c not in carried], last
+
+
+def _call(node: Node) -> str:
+    op = op_of(node)
+    return f"`{op.name}` in `{op.module}`" if op.module else f"`{op.name}`"
+
+
+def _inner(site: Site | None) -> str:
+    text = site.inner_text() if site is not None else ""
+    return f" ({text})" if text else ""
+
+
+def _cut_site(cut: Node) -> Site | None:
+    op = op_of(cut)
+    return op.grad_off or op.site
+
+
+def _cut_sentence(cut: Node) -> str:
+    op = op_of(cut)
+    if op.grad_off is not None and op.grad_off != op.site:
+        return f"gradients are switched off here while {_call(cut)} uses it"
+    if op.grad_off is not None:
+        return f"{_call(cut)} uses it with gradients switched off"
+    if op.custom:
+        return f"the custom Function `{op.name}` gives it no gradient{_inner(op.site)}"
+    if op.name in READS:
+        return f"`{op.name}` turns its value into Python, where no gradient flows{_inner(op.site)}"
+    return f"{_call(cut)} cuts the gradient: what it returns does not require grad{_inner(op.site)}"
+
+
+def _uncalled(path: Path, name: str) -> Explained:
+    """A parameter that no operation consumed: where the outermost module of which that is true was created."""
+    model = path.built.model
+    consumed = {n for n, node in path.recording.parameters.items() if node.users or _has_consumer(path, node)}
+    owner, _, attribute = name.rpartition(".")
+    subject = name
+    parts = owner.split(".") if owner else []
+    for depth in range(1, len(parts) + 1):
+        prefix = ".".join(parts[:depth])
+        if any(other.startswith(f"{prefix}.") for other in consumed) or prefix in path.recording.called:
+            continue
+        subject = prefix
+        break
+    site = _created(path.built, model, subject)
+    if subject == name:
+        why = f"no operation reads it (`{owner}` runs without it)" if owner in path.recording.called else "no operation reads it"
+    else:
+        why = f"`{subject}` is created here and never called"
+    return Explained("uncalled", site, why + _inner(site), subject)
+
+
+def _has_consumer(path: Path, node: Node) -> bool:
+    return any(node is producer for op in path.recording.ops.values() for producer, _ in op.inputs) if not node.users else True
+
+
+def _created(built: Built, model: nn.Module, name: str) -> Site | None:
+    """Where ``name`` was put into its owner, or the nearest owner that was (copies are made without registration)."""
+    while name:
+        owner, _, attribute = name.rpartition(".")
+        site = built.sites.get((id(model.get_submodule(owner)), attribute))
+        if site is not None:
+            return site
+        name = owner
+    return None
+
+
+def describe(built: Built) -> tuple[Parameter, ...]:
+    """Every parameter of the model, its usage not yet known."""
+    model = built.model
+    owners: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        owners.setdefault(id(parameter), []).append(name)
+    found = []
+    for name, parameter in model.named_parameters():
+        owner = name.rpartition(".")[0]
+        found.append(
+            Parameter(
+                name=name,
+                aliases=tuple(n for n in owners[id(parameter)] if n != name),
+                module=owner,
+                module_type=type(model.get_submodule(owner)).__name__,
+                shape=tuple(parameter.shape),
+                dtype=str(parameter.dtype).removeprefix("torch."),
+                numel=parameter.numel(),
+                bytes=parameter.numel() * parameter.element_size(),
+                trainable=name in built.trainable,
+            )
+        )
+    return tuple(found)
+
+
+def settle(parameters: Sequence[Parameter], path: Path, graph: GradientGraph, used: dict[str, bool]) -> tuple[Parameter, ...]:
+    """``parameters`` with usage, cause and place, as one path shows them."""
+    settled = []
+    for parameter in parameters:
+        if parameter.name not in used:
+            settled.append(parameter)
+            continue
+        facts = replace(
+            parameter,
+            usage="always" if used[parameter.name] else "never",
+            from_outputs=parameter.name in path.from_outputs,
+            from_loss=parameter.name in path.walked,
+        )
+        if not used[parameter.name]:
+            found = explain(path, graph, parameter.name)
+            location = found.site.location() if found.site is not None else None
+            facts = replace(
+                facts,
+                cause=found.cause,
+                location=location,
+                why=found.why,
+                subtree=found.owner,
+                place=_place(found, location),
+            )
+        settled.append(facts)
+    return _with_subtrees(settled)
+
+
+def _place(found: Explained, location: Location | None) -> str:
+    return f"{os.path.abspath(location.file)}:{location.line}" if location is not None else found.owner
+
+
+def _with_subtrees(parameters: Sequence[Parameter]) -> tuple[Parameter, ...]:
+    """Each unused parameter with the outermost module all of whose parameters share its cause and place."""
+    under: dict[str, set[tuple[str | None, str]]] = {}
+    for p in parameters:
+        key = (p.cause, p.place)
+        parts = p.name.split(".")
+        for depth in range(1, len(parts)):
+            under.setdefault(".".join(parts[:depth]), set()).add(key)
+    settled = []
+    for p in parameters:
+        if p.cause is None or not p.place:
+            settled.append(p)
+            continue
+        parts = p.name.split(".")
+        prefixes = (".".join(parts[:depth]) for depth in range(1, len(parts)))
+        subtree = next((prefix for prefix in prefixes if len(under[prefix]) == 1), p.name)
+        settled.append(replace(p, subtree=subtree))
+    return tuple(settled)
+
+
+def way(path: Path, graph: GradientGraph, name: str) -> tuple[Step, ...]:
+    """The way of a parameter's value towards the loss, or as far as it goes: one step an operation, in order.
+
+    Of all ways the shortest is shown: through carrying operations as far as gradient comes back, then on to the loss.
+    """
+    start = path.recording.parameters.get(name)
+    if start is None:
+        return ()
+    before: dict[Node, Node | None] = {start: None}
+    carried = {start}
+    queue = deque([start])
+    end, ends = start, graph.roots
+    while queue:
+        node = queue.popleft()
+        if node in ends:
+            end = node
+            break
+        for user, live in graph.consumers(node):
+            if user in before:
+                continue
+            before[user] = node
+            if node in carried and live and op_of(user).carries:
+                carried.add(user)
+                queue.appendleft(user) if user in graph.reached else queue.append(user)
+            else:
+                queue.append(user)
+            end = user if op_of(user).index > op_of(end).index else end
+    steps: list[Step] = []
+    current: Node | None = end
+    while current is not None and current is not start:
+        op = op_of(current)
+        site = _cut_site(current) if current not in carried else op.site
+        steps.append(Step(op.name, op.module, site.location() if site is not None else None, current in carried))
+        current = before[current]
+    return tuple(reversed(steps))
