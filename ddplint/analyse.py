@@ -3,93 +3,155 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 
 import torch
 
-from ddplint.analysis import Analysis, TraceRecord
+from ddplint.analysis import Analysis, Disagreement, TraceRecord
 from ddplint.errors import DdplintError
 from ddplint.graph import GradientGraph, gradient_graph
 from ddplint.request import Request
 from ddplint.target import Target, load
-from ddplint.trace.environment import TraceDevice, without_gpu
-from ddplint.trace.run import Path, build, trace, weight_bytes
+from ddplint.trace.devices import TraceDevice
+from ddplint.trace.environment import without_gpu
+from ddplint.trace.explore import DEFAULT_PATHS, Exploration, Explorer, Outcome
+from ddplint.trace.run import Built, Path, build, weight_bytes
 from ddplint.trace.sites import Site
-from ddplint.trace.values import NoValue
+from ddplint.trace.values import Answer, NoValue
 from ddplint.usage import answers, describe, settle, way
 
 GIB = 1024**3
+# What an unforced read gets where real values are out of reach: meta tensors of a model too large for the CPU.
+UNKNOWN: dict[str, Answer] = {"bool": False, "int": 1, "float": 0.5, "mask": True}
+
+
+@dataclass(slots=True)
+class Traced:
+    """Every path of one target, over ranks, on one device."""
+
+    device: TraceDevice
+    reason: str  # why not meta
+    found: Exploration
+    outcomes: list[Outcome]
+    graph: GradientGraph
+    differing: tuple[Disagreement, ...]
+    seconds: float
+    rank_site: Site | None
+    complete: bool
 
 
 def analyse(request: Request) -> Analysis:
-    """Trace ``request.target`` and say what becomes of each of its parameters. Raises DdplintError."""
-    with without_gpu(rank=0, world_size=max(request.ranks, 1)):
-        target = load(request.target)
-        path, reason, seconds, graph = _traced(target, request)
-        device: TraceDevice = "cpu" if reason else "meta"
-        if request.device == "cpu":
-            device = "cpu"
+    """Trace ``request.target`` on all paths and say what becomes of each of its parameters. Raises DdplintError."""
+    traced, target = _on_some_device(request)
+    first = traced.found.first
+    parameters = settle(describe(first.built), first, traced.graph, traced.outcomes, traced.rank_site)
+    return Analysis(
+        target=target.name,
+        torch_version=torch.__version__,
+        parameters=parameters,
+        trace=TraceRecord(
+            device=traced.device,
+            device_reason=traced.reason,
+            paths=len(traced.outcomes),
+            ranks=len({o.plan.rank for o in traced.outcomes}),
+            nodes=len(first.recording.ops),
+            seconds=traced.seconds,
+            disagreements=traced.differing,
+            infeasible=len(traced.found.infeasible),
+            complete=traced.complete,
+        ),
+        way=way(first, traced.graph, request.explain) if request.explain is not None else (),
+        notices=tuple(_notices(traced)),
+    )
+
+
+def _notices(traced: Traced) -> list[str]:
+    first = traced.found.first
+    notices = [first.notice] if first.notice else []
+    if first.no_backward:
+        notices.append(f"backward does not run on {traced.device} ({first.no_backward}): autograd's graph answers alone")
+    if not first.built.model.training:
+        notices.append("the factory returned the model in eval mode: what only training does is not seen")
+    return notices
+
+
+def _on_some_device(request: Request) -> tuple[Traced, Target]:
+    """All paths, on meta where that can be, else with real tensors if the weights are small enough to have them."""
+    if request.device == "cpu":
+        return _trace(request, "cpu", "--device cpu", None)
+    reason, size = "", 0
+    try:
+        return _trace(request, "meta", "", None)
+    except NoMeta as no:
+        reason, size = no.reason, no.size
+    except DdplintError as error:
+        if request.device == "meta":
+            raise
+        reason = str(error)
+    if request.device == "meta" or size > request.cpu_limit:
+        return _trace(request, "meta", reason, UNKNOWN)
+    return _trace(request, "cpu", reason, None)
+
+
+class NoMeta(Exception):
+    """Meta can't carry this target: why, and the size of its weights in bytes (0 where it could not be built)."""
+
+    def __init__(self, reason: str, size: int) -> None:
+        self.reason, self.size = reason, size
+        super().__init__(reason)
+
+
+def _trace(request: Request, device: TraceDevice, reason: str, default: dict[str, Answer] | None) -> tuple[Traced, Target]:
+    """All paths on every rank. Raises NoMeta where meta can't go on and ``default`` does not say how."""
+    disagreements: dict[str, Disagreement] = {}
+    graphs: list[GradientGraph] = []
+
+    def judge(path: Path) -> frozenset[str]:
+        graph = gradient_graph(path.recording)
+        if not graphs:
+            graphs.append(graph)
         used, differing = answers(path, graph)
-        parameters = settle(describe(path.built), path, graph, used)
-        notices = [path.notice] if path.notice else []
-        if path.no_backward:
-            notices.append(f"backward does not run on {device} ({path.no_backward}): autograd's graph answers alone")
-        if not path.built.model.training:
-            notices.append("the factory returned the model in eval mode: what only training does is not seen")
-        return Analysis(
-            target=target.name,
-            torch_version=torch.__version__,
-            parameters=parameters,
-            trace=TraceRecord(
-                device=device,
-                device_reason=reason,
-                paths=1,
-                ranks=1,
-                nodes=len(path.recording.ops),
-                seconds=seconds,
-                disagreements=differing,
-            ),
-            way=way(path, graph, request.explain) if request.explain is not None else (),
-            notices=tuple(notices),
-        )
+        for d in differing:
+            disagreements.setdefault(d.name, d)
+        return frozenset(name for name, is_used in used.items() if is_used)
 
-
-def _traced(target: Target, request: Request) -> tuple[Path, str, float, GradientGraph]:
-    """One path on the device that can carry it, why it is not meta, and the seconds of trace and graph."""
-    make = target.inputs[0] if target.step is None else None
-    reason = ""
-    size: int | None = None
-    if request.device != "cpu":
-        try:
-            built = build(target, "meta", request.documented)
+    limit = request.paths or DEFAULT_PATHS
+    outcomes: list[Outcome] = []
+    complete = True
+    first: Exploration | None = None
+    rank_sites: list[Site] = []
+    seconds = 0.0
+    size = 0
+    for rank in range(max(request.ranks, 1)):
+        with without_gpu(rank=rank, world_size=max(request.ranks, 1)) as environment:
+            target = load(request.target)
+            built: Built = build(target, device, request.documented)
             size = weight_bytes(built.model)
             start = time.perf_counter()
-            path = trace(target, built, "meta", make)
-            if path.received is None and request.device == "auto" and size <= request.cpu_limit:
-                raise NoValue(f"backward does not run on meta tensors ({path.no_backward})", None)
-            graph = gradient_graph(path.recording)
-            return path, "", time.perf_counter() - start, graph
-        except NoValue as no:
-            reason = f"{no.need}{_at(no.site)}"
-            if request.device == "meta":
-                raise DdplintError(
-                    reason, where="--device meta", fix="use --device auto or cpu: this run needs real values"
-                ) from no
-        except DdplintError as error:
-            if request.device == "meta":
-                raise
-            reason = str(error)
-        if size is not None and size > request.cpu_limit:
-            raise DdplintError(
-                f"{reason}, and the weights ({size / GIB:.1f} GiB) are over the limit for real tensors ({request.cpu_limit / GIB:.1f} GiB)",
-                fix="use --device cpu to run it all the same",
-            )
-    else:
-        reason = "--device cpu"
-    built = build(target, "cpu", request.documented)
-    start = time.perf_counter()
-    path = trace(target, built, "cpu", make)
-    graph = gradient_graph(path.recording)
-    return path, reason, time.perf_counter() - start, graph
+            explorer = Explorer(target, built, device, judge, rank=rank, limit=limit, default=default)
+            try:
+                found = explorer.first()
+                if (
+                    device == "meta"
+                    and found.first.received is None
+                    and request.device == "auto"
+                    and size <= request.cpu_limit
+                ):
+                    raise NoMeta(f"backward does not run on meta tensors ({found.first.no_backward})", size)
+                rank_sites += environment.rank_asked
+                if rank == 0 or found.outcomes[0].used != outcomes[0].used or rank_sites:
+                    explorer.all(found, steps=request.steps)
+            except NoValue as no:
+                raise NoMeta(f"{no.need}{_at(no.site)}", size) from no
+            if first is None:
+                first = found
+            outcomes += found.outcomes
+            complete = complete and found.complete
+            seconds += time.perf_counter() - start
+    assert first is not None
+    site = rank_sites[-1] if rank_sites else None
+    traced = Traced(device, reason, first, outcomes, graphs[0], tuple(disagreements.values()), seconds, site, complete)
+    return traced, target
 
 
 def _at(site: Site | None) -> str:

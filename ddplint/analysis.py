@@ -50,6 +50,7 @@ class Parameter:
     location: Location | None = None
     place: str = ""  # the same for parameters that one place explains: they make one finding
     why: str = ""  # one sentence
+    decided_by: str = ""  # of one used on some paths only: "value", "draw", "inputs", "seed", "step" or "rank"
     from_outputs: bool = False  # DDP's walk from forward's return value reaches it (on some path)
     from_loss: bool = False  # autograd's graph of the loss reaches it (on some path), gradient or not
 
@@ -85,6 +86,7 @@ class TraceRecord:
     nodes: int
     seconds: float
     disagreements: tuple[Disagreement, ...] = ()
+    infeasible: int = 0  # forced paths that raised: no part of the answer
     complete: bool = True  # False: the path budget ended first
 
 
@@ -112,7 +114,9 @@ class Analysis:
         for entry in data["parameters"]:
             location = Location(**entry["location"]) if entry["location"] else None
             parameters.append(
-                Parameter(**{**entry, "aliases": tuple(entry["aliases"]), "shape": tuple(entry["shape"]), "location": location})
+                Parameter(
+                    **{**entry, "aliases": tuple(entry["aliases"]), "shape": tuple(entry["shape"]), "location": location}
+                )
             )
         way = tuple(
             Step(**{**step, "location": Location(**step["location"]) if step["location"] else None}) for step in data["way"]

@@ -25,6 +25,7 @@ class GradientGraph:
     roots: frozenset[Node]
     reached: frozenset[Node]  # what gradient reaches from the roots
     towards_loss: frozenset[Node]  # what the loss's value is made of, gradient or not
+    consumed_modules: frozenset[str]  # modules of which some parameter, at any depth, was consumed
 
     def consumers(self, node: Node) -> Iterator[tuple[Node, bool]]:
         """The operations that consumed ``node``, in order of execution, each with whether its edge is live."""
@@ -57,7 +58,19 @@ def gradient_graph(recording: Recording) -> GradientGraph:
         frozenset(roots),
         frozenset(_closure(graph, roots, live_only=True)),
         frozenset(_closure(graph, roots, live_only=False)),
+        _owners(name for name, node in recording.parameters.items() if graph.in_degree(node) > 0),
     )
+
+
+def _owners(names: Iterable[str]) -> frozenset[str]:
+    """Every module that holds one of the parameters ``names``, directly or not."""
+    owners: set[str] = set()
+    for name in names:
+        owner = name.rpartition(".")[0]
+        while owner and owner not in owners:
+            owners.add(owner)
+            owner = owner.rpartition(".")[0]
+    return frozenset(owners)
 
 
 def _closure(graph: nx.DiGraph[Node], roots: Iterable[Node], *, live_only: bool) -> set[Node]:

@@ -36,6 +36,4 @@ class Request:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Request:
         """The request that ``to_json`` wrote."""
-        return cls(
-            **{**data, "target": TargetSpec.from_json(data["target"]), "documented": tuple(data["documented"])}
-        )
+        return cls(**{**data, "target": TargetSpec.from_json(data["target"]), "documented": tuple(data["documented"])})

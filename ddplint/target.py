@@ -59,7 +59,9 @@ def said(error: BaseException) -> str:
 
 def blame(doing: str, error: BaseException) -> DdplintError:
     """The error that says what the target's code raised, and where."""
-    return DdplintError(f"{doing} raised {said(error)}", where=last_line(error), fix="run it by itself to see the whole traceback")
+    return DdplintError(
+        f"{doing} raised {said(error)}", where=last_line(error), fix="run it by itself to see the whole traceback"
+    )
 
 
 def _import(path: str, base: str, what: str) -> ModuleType:
@@ -95,7 +97,9 @@ def _import(path: str, base: str, what: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name and not is_file and path.split(".")[0] == error.name.split(".")[0]:
             raise DdplintError(
-                f"no module named {error.name!r}", where=what, fix=f"looked on sys.path and in {root}; install it or name a file"
+                f"no module named {error.name!r}",
+                where=what,
+                fix=f"looked on sys.path and in {root}; install it or name a file",
             ) from error
         raise blame(f"importing {path}", error) from error
     except SyntaxError as error:
@@ -113,7 +117,9 @@ def _resolve(reference: str, base: str, what: str, default: str | None = None) -
     if not colon or (os.sep in attribute or attribute.endswith(".py")):  # a path alone (or C:\\path)
         path, attribute = reference, default or ""
     if not path or not attribute:
-        raise DdplintError(f"{reference!r} is no reference", where=what, fix='write "module:callable" or "path/file.py:callable"')
+        raise DdplintError(
+            f"{reference!r} is no reference", where=what, fix='write "module:callable" or "path/file.py:callable"'
+        )
     found: Any = _import(path, base, what)
     for part in attribute.split("."):
         if not hasattr(found, part):
@@ -133,7 +139,9 @@ def _near(name: str, module: Any) -> str:
 def _callable(reference: str, base: str, what: str, default: str | None = None) -> Callable[..., Any]:
     found = _resolve(reference, base, what, default)
     if not callable(found):
-        raise DdplintError(f"{reference} is a {type(found).__name__}, not callable", where=what, fix="name a function or a class")
+        raise DdplintError(
+            f"{reference} is a {type(found).__name__}, not callable", where=what, fix="name a function or a class"
+        )
     result: Callable[..., Any] = found
     return result
 
@@ -162,12 +170,14 @@ def load(spec: TargetSpec) -> Target:
         makers.append(_from_specs(spec.inputs))
     if variants is not None:
         try:
-            makers += list(variants())
+            makers += [maker for maker in variants() if maker not in makers]
         except Exception as error:
             raise blame("variants()", error) from error
     if not makers and step is None:
         raise DdplintError(
-            f"{spec.factory} has no example inputs", where="inputs", fix="add inputs() -> (args, kwargs) beside the factory, or a step(model)"
+            f"{spec.factory} has no example inputs",
+            where="inputs",
+            fix="add inputs() -> (args, kwargs) beside the factory, or a step(model)",
         )
     reference = spec.loss
     if reference is None or ":" in reference:
@@ -201,10 +211,17 @@ def _checked(maker: Callable[[], Any]) -> Callable[[], Inputs]:
             made = maker()
         except Exception as error:
             raise blame("inputs()", error) from error
-        if isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], (tuple, list)) and isinstance(made[1], Mapping):
+        if (
+            isinstance(made, tuple)
+            and len(made) == 2
+            and isinstance(made[0], (tuple, list))
+            and isinstance(made[1], Mapping)
+        ):
             return tuple(made[0]), dict(made[1])
         raise DdplintError(
-            f"inputs() returned a {type(made).__name__}", where="inputs", fix="it has to return (args, kwargs): a tuple and a dict"
+            f"inputs() returned a {type(made).__name__}",
+            where="inputs",
+            fix="it has to return (args, kwargs): a tuple and a dict",
         )
 
     return make
@@ -229,10 +246,14 @@ def _from_specs(specs: Any) -> Callable[[], Inputs]:
 
 def _scalar(loss: Any, how: str) -> torch.Tensor:
     if not isinstance(loss, torch.Tensor):
-        raise DdplintError(f"the loss ({how}) is a {type(loss).__name__}", where="loss", fix="it has to be a tensor of one element")
+        raise DdplintError(
+            f"the loss ({how}) is a {type(loss).__name__}", where="loss", fix="it has to be a tensor of one element"
+        )
     if loss.numel() != 1:
         raise DdplintError(
-            f"the loss ({how}) has shape {tuple(loss.shape)}", where="loss", fix="it has to be a scalar: reduce it, for instance by .mean()"
+            f"the loss ({how}) has shape {tuple(loss.shape)}",
+            where="loss",
+            fix="it has to be a scalar: reduce it, for instance by .mean()",
         )
     return loss
 
@@ -258,7 +279,9 @@ def _by_path(path: str) -> Callable[[Any], tuple[torch.Tensor, str]]:
             except (KeyError, IndexError, AttributeError, TypeError) as error:
                 have = f"keys {list(value)}" if isinstance(value, Mapping) else f"a {type(value).__name__}"
                 raise DdplintError(
-                    f"the output has no {path!r}: {key!r} is not in {have}", where="loss", fix="give a dotted path into the output"
+                    f"the output has no {path!r}: {key!r} is not in {have}",
+                    where="loss",
+                    fix="give a dotted path into the output",
                 ) from error
         return _scalar(value, f"output.{path}"), ""
 
@@ -274,7 +297,9 @@ def _stand_in(output: Any) -> tuple[torch.Tensor, str]:
         return output, "no loss given: the scalar output stands in"
     floating = [t for t in _each_once(output) if t.is_floating_point() and t.requires_grad]
     if not floating:
-        raise DdplintError("no output requires grad", where="loss", fix="give a loss(output), or check that the forward keeps gradients")
+        raise DdplintError(
+            "no output requires grad", where="loss", fix="give a loss(output), or check that the forward keeps gradients"
+        )
     total = floating[0].sum()
     for tensor in floating[1:]:
         total = total + tensor.sum()

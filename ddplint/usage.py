@@ -12,9 +12,10 @@ from torch import nn
 
 from ddplint.analysis import Cause, Disagreement, Location, Parameter, Step
 from ddplint.graph import GradientGraph, op_of
+from ddplint.trace.explore import Outcome
 from ddplint.trace.run import Built, Path
 from ddplint.trace.sites import Site
-from ddplint.trace.values import READS
+from ddplint.trace.values import READS, Answer, Fork
 
 Node = torch.fx.Node
 
@@ -74,15 +75,17 @@ def explain(path: Path, graph: GradientGraph, name: str) -> Explained:
     """Why parameter ``name`` got no gradient on ``path``."""
     node = path.recording.parameters.get(name)
     if node is None or graph.graph.in_degree(node) == 0:
-        return _uncalled(path, name)
+        return _uncalled(path, graph, name)
     carried, cuts, last = _follow(graph, node)
-    outputs = {t: n for t, n in _output_nodes(path)}
-    reached_outputs = [n for n in outputs.values() if n in carried]
+    reached_outputs = [n for n in _output_nodes(path) if n in carried]
     if reached_outputs and name in path.from_outputs:
         output = max(reached_outputs, key=lambda n: op_of(n).index)
         site = op_of(output).site
         return Explained(
-            "output-only", site, f"it reaches forward's output through {_call(output)}, and the loss does not use that output", name
+            "output-only",
+            site,
+            f"it reaches forward's output through {_call(output)}, and the loss does not use that output",
+            name,
         )
     severing = [cut for cut in cuts if cut in graph.towards_loss or op_of(cut).name in READS - {"__bool__"}]
     if severing:
@@ -95,9 +98,10 @@ def explain(path: Path, graph: GradientGraph, name: str) -> Explained:
     )
 
 
-def _output_nodes(path: Path) -> list[tuple[int, Node]]:
-    node = next(n for n in reversed(path.recording.graph.nodes) if n.op == "output")
-    return [(i, n) for i, n in enumerate(node.args[0][1])]  # type: ignore[index,arg-type]  # (loss, outputs), see Recorder.finish
+def _output_nodes(path: Path) -> list[Node]:
+    """The nodes of the tensors in forward's return value."""
+    output = next(n for n in reversed(path.recording.graph.nodes) if n.op == "output")
+    return list(output.args[0][1])  # (loss, outputs), see Recorder.finish
 
 
 def _follow(graph: GradientGraph, start: Node) -> tuple[set[Node], list[Node], Node]:
@@ -154,29 +158,24 @@ def _cut_sentence(cut: Node) -> str:
     return f"{_call(cut)} cuts the gradient: what it returns does not require grad{_inner(op.site)}"
 
 
-def _uncalled(path: Path, name: str) -> Explained:
+def _uncalled(path: Path, graph: GradientGraph, name: str) -> Explained:
     """A parameter that no operation consumed: where the outermost module of which that is true was created."""
-    model = path.built.model
-    consumed = {n for n, node in path.recording.parameters.items() if node.users or _has_consumer(path, node)}
-    owner, _, attribute = name.rpartition(".")
-    subject = name
+    owner = name.rpartition(".")[0]
     parts = owner.split(".") if owner else []
+    called, consumed = path.recording.called, graph.consumed_modules
+    subject = name
     for depth in range(1, len(parts) + 1):
         prefix = ".".join(parts[:depth])
-        if any(other.startswith(f"{prefix}.") for other in consumed) or prefix in path.recording.called:
-            continue
-        subject = prefix
-        break
-    site = _created(path.built, model, subject)
+        if prefix not in called and prefix not in consumed:
+            subject = prefix
+            break
+    site = _created(path.built, path.built.model, subject)
     if subject == name:
-        why = f"no operation reads it (`{owner}` runs without it)" if owner in path.recording.called else "no operation reads it"
+        runs = f" ({f'`{owner}`' if owner else 'the model'} runs without it)" if owner in called else ""
+        why = f"no operation reads it{runs}"
     else:
         why = f"`{subject}` is created here and never called"
     return Explained("uncalled", site, why + _inner(site), subject)
-
-
-def _has_consumer(path: Path, node: Node) -> bool:
-    return any(node is producer for op in path.recording.ops.values() for producer, _ in op.inputs) if not node.users else True
 
 
 def _created(built: Built, model: nn.Module, name: str) -> Site | None:
@@ -215,32 +214,135 @@ def describe(built: Built) -> tuple[Parameter, ...]:
     return tuple(found)
 
 
-def settle(parameters: Sequence[Parameter], path: Path, graph: GradientGraph, used: dict[str, bool]) -> tuple[Parameter, ...]:
-    """``parameters`` with usage, cause and place, as one path shows them."""
+def settle(
+    parameters: Sequence[Parameter], first: Path, graph: GradientGraph, outcomes: Sequence[Outcome], rank_site: Site | None
+) -> tuple[Parameter, ...]:
+    """``parameters`` with usage, evidence, cause and place over all ``outcomes``; ``first`` is the path with a recording.
+
+    ``rank_site``: where the target asks which rank it is on, if it does.
+    """
+    traced = {name for name, p in first.built.model.named_parameters() if p.requires_grad}
+    decisions = decide(outcomes, traced)
     settled = []
     for parameter in parameters:
-        if parameter.name not in used:
+        name = parameter.name
+        if name not in traced:
             settled.append(parameter)
             continue
+        uses = [name in o.used for o in outcomes]
         facts = replace(
             parameter,
-            usage="always" if used[parameter.name] else "never",
-            from_outputs=parameter.name in path.from_outputs,
-            from_loss=parameter.name in path.walked,
+            usage="always" if all(uses) else "sometimes" if any(uses) else "never",
+            from_outputs=any(name in o.from_outputs for o in outcomes),
+            from_loss=any(name in o.from_loss for o in outcomes),
         )
-        if not used[parameter.name]:
-            found = explain(path, graph, parameter.name)
-            location = found.site.location() if found.site is not None else None
-            facts = replace(
-                facts,
-                cause=found.cause,
-                location=location,
-                why=found.why,
-                subtree=found.owner,
-                place=_place(found, location),
-            )
+        if facts.usage == "never":
+            found = explain(first, graph, name)
+        elif facts.usage == "sometimes":
+            seen = {name in o.used for o in outcomes if o.observed}
+            decision = decisions[name]
+            site = decision.site
+            if site is None and decision.by == "rank":
+                site = rank_site
+            if site is None:
+                site = _created(first.built, first.built.model, name)
+            found = Explained("conditional", site, decision.why, name)
+            facts = replace(facts, evidence="observed" if len(seen) == 2 else "possible", decided_by=decision.by)
+        else:
+            settled.append(facts)
+            continue
+        location = found.site.location() if found.site is not None else None
+        facts = replace(
+            facts, cause=found.cause, location=location, why=found.why, subtree=found.owner, place=_place(found, location)
+        )
         settled.append(facts)
     return _with_subtrees(settled)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What decides whether a parameter is used: by what, where (None: no one place), and how it goes, as a sentence."""
+
+    by: str
+    site: Site | None
+    why: str
+
+
+def decide(outcomes: Sequence[Outcome], names: Iterable[str]) -> dict[str, Decision]:
+    """For each of ``names`` that is used on some outcomes only, what decides it.
+
+    A fork decides it if one forced answer there leaves it unused and another, all else alike, does not; of several forks
+    the one that decides over the fewest parameters. Without one, what differs between the runs as they are: rank, inputs,
+    step, seed.
+    """
+    groups: dict[tuple[Fork, tuple[tuple[Fork, Answer], ...], int, int], list[Outcome]] = {}
+    for outcome in outcomes:
+        if outcome.plan.answers:
+            forked = outcome.plan.answers[-1][0]
+            key = (forked, outcome.plan.answers[:-1], outcome.plan.inputs, outcome.plan.rank)
+            groups.setdefault(key, []).append(outcome)
+    for (_, context, inputs, rank), group in groups.items():  # the same path with nothing forced at that fork
+        group += [
+            o
+            for o in outcomes
+            if (o.plan.answers, o.plan.inputs, o.plan.rank, o.plan.seed, o.step) == (context, inputs, rank, 0, 0)
+        ]
+    wanted = {n for n in names if 0 < sum(n in o.used for o in outcomes) < len(outcomes)}
+    best: dict[str, tuple[tuple[bool, int], Decision]] = {}
+    for (fork, *_), group in groups.items():
+        flipped = {n for n in wanted if len({n in o.used for o in group}) == 2}
+        asked = next((o.asked[fork] for o in group if fork in o.asked), None)
+        if asked is None:  # forced, and never asked there
+            continue
+        for name in flipped:
+            without = [dict(o.plan.answers)[fork] for o in group if name not in o.used and fork in dict(o.plan.answers)]
+            worth = (not without, len(flipped))
+            if name not in best or worth < best[name][0]:
+                best[name] = worth, _decision(fork, asked.site, without)
+    return {name: best[name][1] if name in best else _by_difference(outcomes, name) for name in wanted}
+
+
+def _decision(fork: Fork, site: Site, without: Sequence[Answer]) -> Decision:
+    """``without``: the answers at ``fork`` that leave the parameter unused."""
+    said = list(dict.fromkeys(_answer_text(fork, answer) for answer in without))
+    when = f"unused when {' or '.join(said)}" if said else "unused for the values of the example inputs, used for others"
+    return Decision("draw" if fork.domain in ("draw", "choice") else "value", site, f"{when}{_inner(site)}")
+
+
+def _answer_text(fork: Fork, answer: Answer) -> str:
+    if fork.domain == "draw":
+        return f"the draw is {answer}"
+    if fork.domain == "choice":
+        return f"the draw is number {answer}"
+    if answer in ("even", "odd"):
+        return "its element is 0"
+    if fork.domain == "mask":
+        return "the mask is all true" if answer else "the mask is all false"
+    if fork.domain == "bool":
+        return "true" if answer else "false"
+    return f"the value is {answer:g}" if isinstance(answer, (int, float)) else f"the value is {answer}"
+
+
+def _by_difference(outcomes: Sequence[Outcome], name: str) -> Decision:
+    """What differs between the runs as they are that use ``name`` and those that do not."""
+    observed = [o for o in outcomes if o.observed] or list(outcomes)
+    base = observed[0]
+    other = next((o for o in observed if (name in o.used) != (name in base.used)), None)
+    if other is None:
+        other = next(o for o in outcomes if (name in o.used) != (name in base.used))
+        return Decision("value", None, "unused on some combination of the answers to its value reads")
+    unused = other if name in base.used else base
+    if other.plan.rank != base.plan.rank:
+        return Decision(
+            "rank",
+            None,
+            f"unused on rank {unused.plan.rank}, used on rank {base.plan.rank + other.plan.rank - unused.plan.rank}",
+        )
+    if other.plan.inputs != base.plan.inputs:
+        return Decision("inputs", None, f"unused with example inputs {unused.plan.inputs + 1}, used with others")
+    if other.step != base.step:
+        return Decision("step", None, f"unused at step {unused.step + 1}, used at another")
+    return Decision("seed", None, f"unused with seed {unused.plan.seed}, used with another")
 
 
 def _place(found: Explained, location: Location | None) -> str:

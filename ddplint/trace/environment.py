@@ -1,6 +1,6 @@
 """A machine without GPUs: what finetune code asks of CUDA, of ``torch.compile`` and of other ranks, answered here.
 
-A trace must not stop because there is no GPU. Devices are mapped to the trace's own (``DeviceMode``), queries get plain
+A trace must not stop because there is no GPU. Devices are mapped to the trace's own (devices.py), queries get plain
 answers, profiler ranges and streams do nothing, nothing is compiled, and ``torch.distributed`` runs on PyTorch's fake
 process group. What is True on this machine stays True: ``torch.cuda.is_available()`` is not touched.
 """
@@ -8,113 +8,21 @@ process group. What is True on this machine stays True: ``torch.cuda.is_availabl
 from __future__ import annotations
 
 import functools
+import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.overrides import TorchFunctionMode
-from torch.utils._device import _device_constructors
 
-_ABSENT = object()
-TraceDevice = Literal["meta", "cpu"]
-
-
-@contextmanager
-def patched(owner: Any, **attributes: Any) -> Iterator[None]:
-    """``owner``'s attributes replaced while the block runs; those it did not have are taken away again."""
-    before = {name: owner.__dict__.get(name, _ABSENT) for name in attributes}
-    for name, value in attributes.items():
-        setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is _ABSENT:
-                delattr(owner, name)
-            else:
-                setattr(owner, name, value)
-
-
-def _is_accelerator(device: Any) -> bool:
-    """Whether ``device`` (a string, an index, a ``torch.device``) names a device that is not this machine's CPU."""
-    if isinstance(device, bool):
-        return False
-    if isinstance(device, int):
-        return True  # an index means the current accelerator
-    kind = device.type if isinstance(device, torch.device) else str(device).partition(":")[0]
-    return kind in {"cuda", "xpu", "hpu", "mps", "npu", "xla", "privateuseone"}
-
-
-class DeviceMode(TorchFunctionMode):
-    """Every device that code asks for becomes the trace's device.
-
-    On ``cpu`` accelerators become the CPU. On ``meta`` the CPU does too, and what is made without a device is made on
-    meta, as under ``torch.device("meta")``; random generators are left out, for meta tensors draw nothing.
-    """
-
-    def __init__(self, device: TraceDevice) -> None:
-        super().__init__()
-        self.device = torch.device(device)
-        self.on_meta = device == "meta"
-        self._rewrites: dict[Any, Callable[[tuple[Any, ...], dict[str, Any]], tuple[Any, ...]]] = {
-            torch.Tensor.to: self._to,
-            torch.Tensor.type: self._type,
-        }
-        self._same: frozenset[Any] = frozenset({torch.Tensor.pin_memory})
-        self._constructors: set[Any] = set(_device_constructors()) | {torch.normal}
-
-    def _maps(self, device: Any) -> bool:
-        return self.on_meta or _is_accelerator(device)
-
-    def _to(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-        tensor, *rest = args
-        mapped: list[Any] = []
-        for position, value in enumerate(rest):
-            if isinstance(value, torch.Tensor):
-                mapped += [self.device if self._maps(value.device) else value.device, value.dtype]
-            elif isinstance(value, (str, torch.device)) or (position == 0 and type(value) is int):
-                mapped.append(self.device if self._maps(value) else value)
-            else:
-                mapped.append(value)
-        return (tensor, *mapped)
-
-    @staticmethod
-    def _type(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-        return tuple(a.replace("torch.cuda.", "torch.") if isinstance(a, str) else a for a in args)
-
-    def rewrite(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, tuple[Any, ...]]:
-        """``func`` and its arguments with every device mapped; ``kwargs`` is changed in place."""
-        device = kwargs.get("device")
-        if device is not None:
-            if self._maps(device):
-                kwargs["device"] = self.device
-        elif self.on_meta and func in self._constructors and func is not torch.normal:
-            kwargs["device"] = self.device
-        if self.on_meta and kwargs.get("generator") is not None:
-            del kwargs["generator"]
-        rewrite = self._rewrites.get(func)
-        if rewrite is not None:
-            args = rewrite(args, kwargs)
-        elif func is torch.Tensor.cuda:
-            return torch.Tensor.to, (args[0], self.device)
-        elif func is torch.Tensor.cpu and self.on_meta:
-            return torch.Tensor.to, (args[0], self.device)
-        if kwargs.get("pin_memory"):
-            del kwargs["pin_memory"]
-        return func, args
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = dict(kwargs) if kwargs else {}
-        if func in self._same:
-            return args[0]
-        if func is torch.Tensor.record_stream:
-            return None
-        func, args = self.rewrite(func, args, kwargs)
-        return func(*args, **kwargs)
+from ddplint.trace.draws import draws_watched
+from ddplint.trace.patching import patched
+from ddplint.trace.sites import Site, call_site
 
 
 class _Idle:
@@ -236,19 +144,39 @@ class _CpuGenerator(torch.Generator):
     """A generator for a device that is not there draws on the CPU."""
 
     def __new__(cls, device: Any = "cpu") -> Any:
-        return super().__new__(cls, "cpu")
+        return super().__new__(cls, "cpu")  # type: ignore[call-arg]  # torch.Generator takes a device
+
+
+@dataclass(slots=True)
+class Environment:
+    """What the environment noted: ``rank_asked``, the places that asked which rank they run on."""
+
+    rank_asked: list[Site] = field(default_factory=list)
+
+
+def _ask_rank(plain: Callable[..., int], environment: Environment) -> Callable[..., int]:
+    @functools.wraps(plain)
+    def get_rank(*args: Any, **kwargs: Any) -> int:
+        site = call_site(sys._getframe(1))
+        if site is not None and site not in environment.rank_asked:
+            environment.rank_asked.append(site)
+        return plain(*args, **kwargs)
+
+    return get_rank
 
 
 @contextmanager
-def without_gpu(rank: int = 0, world_size: int = 2) -> Iterator[None]:
-    """The whole environment: CUDA's answers, no compiler, one rank of a fake process group.
+def without_gpu(rank: int = 0, world_size: int = 2) -> Iterator[Environment]:
+    """The whole environment: CUDA's answers, no compiler, one rank of a fake process group, draws that can be forced.
 
-    Enter it before the target is imported, so that names a target imports from ``torch.cuda`` are these.
+    Enter it before the target is imported, so that names a target imports from ``torch.cuda``, ``torch.distributed`` or
+    ``random`` are these.
     """
+    environment = Environment()
     nvtx = SimpleNamespace(
         rangePushA=_answer(0), rangePop=_answer(0), rangeStartA=_answer(0), rangeEnd=_answer(None), markA=_answer(None)
     )
-    # Without CUDA SyncBatchNorm.forward refuses its input (torch/nn/modules/batchnorm.py); its gradient paths are BatchNorm's.
+    # Without CUDA SyncBatchNorm refuses its input (torch/nn/modules/batchnorm.py); its gradient paths are BatchNorm's.
     batch_norm = nn.modules.batchnorm._BatchNorm.forward
     no_gpu: AbstractContextManager[None] = nullcontext()
     with ExitStack() as stack:
@@ -261,4 +189,25 @@ def without_gpu(rank: int = 0, world_size: int = 2) -> Iterator[None]:
         stack.enter_context(patched(nn.Module, compile=_uncompiled_method))
         stack.enter_context(patched(nn.SyncBatchNorm, forward=batch_norm))
         stack.enter_context(_fake_process_group(rank, world_size))
+        variables = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size}
+        stack.enter_context(_variables({name: str(value) for name, value in variables.items()}))
+        asked = {"get_rank": _ask_rank(dist.get_rank, environment)}
+        stack.enter_context(patched(dist, **asked))
+        stack.enter_context(patched(dist.distributed_c10d, **asked))
+        stack.enter_context(draws_watched())
+        yield environment
+
+
+@contextmanager
+def _variables(values: dict[str, str]) -> Iterator[None]:
+    """Environment variables as a launcher (torchrun) sets them, put back afterwards."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
         yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

@@ -1,21 +1,22 @@
 """One run of forward and loss, recorded call by call into a ``torch.fx.Graph``.
 
-``Recorder`` is a ``TorchFunctionMode``: it sees every torch call above autograd, which builds its own graph underneath in
-the same run. Each node's ``meta`` has ``nn_module_stack`` and ``stack_trace`` as fx has them, and ``"op"``, an ``Op``:
-which nodes its tensors came from and through which of them gradient can flow back.
+``Recorder`` is a ``TorchFunctionMode``: it sees every torch call above autograd, which builds its own graph
+underneath in the same run. Each node's ``meta`` has ``nn_module_stack`` and ``stack_trace`` as fx has them, and
+``"op"``, an ``Op``: which nodes its tensors came from and through which of them gradient can flow back.
 
-The rule is one: gradient flows from an operation to an input if the input requires grad at the moment it is consumed and
-grad mode is on. ``no_grad``, ``detach``, ``.data``, ``argmax`` and integer casts then cut by themselves, for what they
-return does not require grad when it is consumed in turn.
+The rule is one: gradient flows from an operation to an input if the input requires grad at the moment it is consumed
+and grad mode is on. ``no_grad``, ``detach``, ``.data``, ``argmax`` and integer casts then cut by themselves, for what
+they return does not require grad when it is consumed in turn.
 
-What no mode sees (TorchScript, C++ extensions, functorch, results of ``torch.autograd.grad``) shows as a tensor with a
-``grad_fn`` that no recorded call made: its inputs are then read off autograd's graph. Python functions of ``torch.nn.functional``
-and ``torch.Tensor`` are recorded from inside: they ask ``has_torch_function`` whether to hand over whole (for instance
-torch/nn/functional.py, ``gumbel_softmax``), and while recording they are told no.
+What no mode sees (TorchScript, C++ extensions, functorch, results of ``torch.autograd.grad``) shows as a tensor with
+a ``grad_fn`` that no recorded call made: its inputs are then read off autograd's graph. Python functions of
+``torch.nn.functional`` and ``torch.Tensor`` are recorded from inside: they ask ``has_torch_function`` whether to hand
+over whole (for instance torch/nn/functional.py, ``gumbel_softmax``), and while recording they are told no.
 """
 
 from __future__ import annotations
 
+import functools
 import operator
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -29,9 +30,10 @@ import torch.fx
 from torch import nn
 from torch.fx.node import _get_qualified_name
 
-from ddplint.trace.environment import DeviceMode, TraceDevice, patched
+from ddplint.trace.devices import TraceDevice
+from ddplint.trace.patching import patched
 from ddplint.trace.sites import Site, call_site, decorated_site
-from ddplint.trace.values import READS, NoValue, ValueRead
+from ddplint.trace.values import READS, SHAPES, AnsweringMode, Answers, NoValue
 
 Tensor = torch.Tensor
 ModuleStack = dict[str, tuple[str, type[nn.Module]]]
@@ -75,13 +77,20 @@ class Recording:
     parameters: dict[str, torch.fx.Node]  # by first qualified name; only those that were consumed
     constants: dict[str, Any]
     backwards: list[BackwardCall]
-    reads: list[ValueRead]
     called: set[str]  # qualified names of the modules whose __call__ ran
     outputs: list[Any] = field(default_factory=list)  # what the root module's calls returned
 
+    def graph_module(self, model: nn.Module) -> torch.fx.GraphModule:
+        """The recorded run as a module: the run's input tensors in, ``(loss, outputs)`` out.
+
+        ``model`` is the one that was recorded, or one with the same names and shapes: its tensors are held, not copied.
+        """
+        named = {**dict(model.named_buffers()), **dict(model.named_parameters())}
+        return torch.fx.GraphModule({**named, **self.constants}, self.graph, type(model).__name__)
+
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
-    """Every tensor in nested lists, tuples, sets, dicts, dataclasses and ordinary objects of the target's, each place once."""
+    """Every tensor in nested lists, tuples, sets, dicts, dataclasses and objects of the target's, each place once."""
     stack, seen = [value], set()
     while stack:
         item = stack.pop()
@@ -99,6 +108,28 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
             stack.extend(reversed(list(vars(item).values())))
 
 
+def _given(args: Sequence[Any], kwargs: dict[str, Any]) -> list[Tensor]:
+    """The tensors among a call's arguments."""
+    found: list[Tensor] = []
+    for values in (args, kwargs.values()) if kwargs else (args,):
+        for value in values:
+            if isinstance(value, Tensor):
+                found.append(value)
+            elif type(value) is slice:
+                found += [part for part in (value.start, value.stop, value.step) if isinstance(part, Tensor)]
+            elif type(value) not in _PLAIN:
+                found += tensors_in(value)
+    return found
+
+
+def _versions(tensors: Sequence[Tensor]) -> list[int]:
+    """The version counters that in-place operations raise (inference tensors keep none)."""
+    try:
+        return [t._version for t in tensors]
+    except RuntimeError:
+        return [-1 if t.is_inference() else t._version for t in tensors]
+
+
 class _Tracer(torch.fx.Tracer):
     """An fx tracer that is handed calls instead of proxies: it keeps fx's conventions for names and attributes."""
 
@@ -108,6 +139,43 @@ class _Tracer(torch.fx.Tracer):
         self.graph = torch.fx.Graph(tracer_cls=_Tracer)
         self.tensor_attrs = {}
 
+
+_PROPERTIES = (
+    *("shape", "dtype", "device", "ndim", "requires_grad", "is_leaf", "grad_fn", "layout", "itemsize", "nbytes", "names"),
+    *("is_cuda", "is_cpu", "is_meta", "is_sparse", "is_quantized", "is_nested", "is_mps", "is_xpu", "output_nr", "_version"),
+    *("grad", "_base", "_backward_hooks", "is_mkldnn", "is_sparse_csr", "name", "retains_grad"),
+)
+_METHODS = (
+    *("size", "dim", "ndimension", "numel", "nelement", "stride", "storage_offset", "is_contiguous", "is_floating_point"),
+    *("is_complex", "is_signed", "is_inference", "is_conj", "is_neg", "element_size", "data_ptr", "get_device", "has_names"),
+    *("is_same_size", "is_set_to", "untyped_storage", "is_pinned", "__hash__", "sparse_dim", "dense_dim", "dim_order"),
+)
+# What says nothing about a tensor's value: no node is written for these. ``.grad`` is a gradient, no value of the forward's.
+_METADATA: frozenset[Any] = frozenset(
+    [vars(owner)[name].__get__ for owner in (torch._C.TensorBase, Tensor) for name in _PROPERTIES if name in vars(owner)]
+    + [getattr(Tensor, name) for name in _METHODS if hasattr(Tensor, name)]
+)
+_PLAIN = frozenset({int, float, bool, str, type(None), torch.dtype, torch.device, torch.Size, type(Ellipsis), complex})
+
+_REARRANGING = frozenset(
+    {
+        *("__getitem__", "getitem", "select", "narrow", "unbind", "squeeze", "unsqueeze", "view", "reshape", "flatten", "T"),
+        *("transpose", "permute", "contiguous", "to", "long", "int", "float", "double", "bool", "cpu", "detach", "clone"),
+        *("data", "expand", "split", "chunk", "index_select", "type", "mT", "t", "unflatten", "type_as"),
+    }
+)
+_NEGATIONS = frozenset({"logical_not", "bitwise_not", "__invert__"})
+_OPPOSITES = {"le": "gt", "__le__": "__gt__", "ge": "lt", "__ge__": "__lt__", "ne": "eq", "__ne__": "__eq__"}
+# Operations that draw from torch's generators: no two calls give the same.
+DRAWING = frozenset(
+    {
+        *("rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like", "bernoulli", "bernoulli_"),
+        *("multinomial", "normal", "normal_", "uniform_", "random_", "poisson", "exponential_", "geometric_", "cauchy_"),
+        *("log_normal_", "dropout", "dropout_", "feature_dropout", "alpha_dropout", "feature_alpha_dropout", "rrelu"),
+        *("scaled_dot_product_attention", "native_dropout", "gumbel_softmax", "_standard_gamma", "_sample_dirichlet"),
+    }
+)
+_INDEXING = ("__getitem__", "__setitem__")
 
 _names: dict[Any, str | None] = {}
 
@@ -153,7 +221,14 @@ _ASKED = {
     torch._C._has_torch_function_unary: _has_torch_function_unary,
     torch._C._has_torch_function_variadic: _has_torch_function_variadic,
 }
-_DISPATCHING = ("torch.nn.functional", "torch.functional", "torch._tensor", "torch.nn.init", "torch.autograd", "torch._lowrank")
+_DISPATCHING = (
+    "torch.nn.functional",
+    "torch.functional",
+    "torch._tensor",
+    "torch.nn.init",
+    "torch.autograd",
+    "torch._lowrank",
+)
 
 
 @contextmanager
@@ -172,15 +247,11 @@ def _composites_open() -> Iterator[None]:
         yield
 
 
-def _mutable_version(tensor: Tensor) -> int:
-    return -1 if tensor.is_inference() else tensor._version
+class Recorder(AnsweringMode):
+    """Records one run. Use ``with recorder.recording(): ...``, then ``finish(loss, outputs)``."""
 
-
-class Recorder(DeviceMode):
-    """Records one run. Use ``with recorder.recording(): ...``, then ``finish(loss)``."""
-
-    def __init__(self, model: nn.Module, device: TraceDevice) -> None:
-        super().__init__(device)
+    def __init__(self, model: nn.Module, device: TraceDevice, answers: Answers) -> None:
+        super().__init__(device, answers)
         self.model = model
         self.tracer = _Tracer(model)
         self.graph = self.tracer.graph
@@ -189,7 +260,6 @@ class Recorder(DeviceMode):
         self.parameters: dict[str, torch.fx.Node] = {}
         self.constants: dict[str, Any] = {}
         self.backwards: list[BackwardCall] = []
-        self.reads: list[ValueRead] = []
         self.called: set[str] = set()
         self.outputs: list[Any] = []
         self._registered = {id(p): n for n, p in (*model.named_buffers(), *model.named_parameters())}
@@ -206,6 +276,7 @@ class Recorder(DeviceMode):
         self._paused = 0
         self._engine = 0  # inside autograd's engine
         self._inside: list[torch.fx.Node] = []  # custom Functions whose backward is running
+        self._quiet = not _has_hooks(model)  # no code of the target's runs in backward, but custom Functions'
         self._on_cpu: dict[int, Tensor] = {}
 
     # ------------------------------------------------------------------ what is written
@@ -315,7 +386,7 @@ class Recorder(DeviceMode):
     @staticmethod
     def _storage(tensor: Tensor) -> int:
         try:
-            return tensor.untyped_storage()._cdata
+            return int(tensor.untyped_storage()._cdata)
         except (NotImplementedError, RuntimeError):  # sparse and functorch tensors have none
             return -id(tensor)
 
@@ -323,7 +394,7 @@ class Recorder(DeviceMode):
         """``value`` as an fx argument: tensors become nodes; what generated code can't spell becomes an attribute."""
         if isinstance(value, Tensor):
             return self._value(value)
-        if value is None or isinstance(value, (bool, int, float, complex, str)) and type(value).__module__ == "builtins":
+        if value is None or (isinstance(value, (bool, int, float, complex, str)) and type(value).__module__ == "builtins"):
             return value
         if type(value) in (torch.dtype, torch.device, torch.memory_format, torch.layout, type(Ellipsis)):
             return value
@@ -364,6 +435,10 @@ class Recorder(DeviceMode):
     # ------------------------------------------------------------------ what is seen
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _METADATA:
+            return func(*args, **(kwargs or {}))
+        if self._engine and not self._inside and self._quiet:
+            return func(*args, **(kwargs or {}))
         kwargs = dict(kwargs) if kwargs else {}
         name = getattr(func, "__name__", "")
         if name == "_set_grad_enabled":
@@ -373,39 +448,75 @@ class Recorder(DeviceMode):
         if func is Tensor.record_stream:
             return None
         func, args = self.rewrite(func, args, kwargs)
+        if name in READS or name in _INDEXING or name in SHAPES or name == "where":
+            site = call_site(sys._getframe(1))
+            if name in READS:
+                func = functools.partial(self._read, func, name, site)
+            elif name in _INDEXING:
+                args = self.bounds(args, site)
+            args = args if name in READS else self.mask(name, args, site)
         if self._paused or (self._engine and not self._inside):
             return func(*args, **kwargs)
         if self.on_meta:
             args, kwargs = self._all_on_meta(args, kwargs)
-            if name in READS:
-                raise NoValue(f"{name}() reads a tensor's value", call_site(sys._getframe(1)))
         return self._record(func, name, args, kwargs)
 
+    def _read(self, func: Any, name: str, site: Site | None, *args: Any, **kwargs: Any) -> Any:
+        return self.read(func, name, args, kwargs, site)
+
+    def expression(self, tensor: Tensor) -> tuple[int, bool]:
+        """A hash of the recorded operations that made ``tensor``; a comparison and its opposite differ in the sign only."""
+        node = self._states.get(id(tensor))
+        if node is None:
+            return id(tensor), False
+        negated = False
+        while (name := self.ops[node].name) in _NEGATIONS and self.ops[node].inputs:
+            negated, node = not negated, self.ops[node].inputs[0][0]
+        if name in _OPPOSITES:
+            return hash((_OPPOSITES[name], *self._made_by(node, 1))), not negated
+        return hash((name, *self._made_by(node, 1))), negated
+
+    def _made_by(self, node: torch.fx.Node, depth: int) -> tuple[object, ...]:
+        """What ``node`` was made of, as hashable values; beyond a few operations the node itself stands for them."""
+        op = self.ops[node]
+        parts: list[object] = []
+        for producer, _ in op.inputs:
+            below = self.ops[producer]
+            known = not below.inputs or below.name in DRAWING or depth > 8
+            parts.append(id(producer) if known else hash((below.name, *self._made_by(producer, depth + 1))))
+        return (*parts, *(repr(a) for a in (*node.args, *node.kwargs.values()) if not isinstance(a, torch.fx.Node)))
+
+    def is_free(self, tensor: Tensor) -> bool:
+        """Whether only views and conversions lie between ``tensor`` and the run's inputs."""
+        node = self._values.get(id(tensor))
+        while node is not None and node.op != "placeholder":
+            op = self.ops[node]
+            if op.name not in _REARRANGING:
+                return not op.inputs and node.op == "get_attr"  # data the target holds
+            node = op.inputs[0][0] if op.inputs else None
+        return True
+
     def _record(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
-        given = list(tensors_in((args, kwargs))) if args or kwargs else []
-        versions = [_mutable_version(t) for t in given]
+        given = _given(args, kwargs)
+        versions = _versions(given)
         live = [t.requires_grad for t in given]
+        spelled = func.args[0] if type(func) is functools.partial else func  # a read: what is called stands for what answers
         attribute = func.__self__.__name__ if name in ("__get__", "__set__") else ""
-        if not attribute and name != "requires_grad_":
-            inputs = [self._consume(t) for t in given]
-        else:
-            inputs = None
+        late = bool(attribute) or name == "requires_grad_"  # most of these write no node: look at their inputs only then
+        inputs = None if late else [self._consume(t) for t in given]
         try:
             result = func(*args, **kwargs)
         except (RuntimeError, NotImplementedError, ValueError) as error:
             if self.on_meta and not isinstance(error, torch.cuda.OutOfMemoryError):
                 raise NoValue(f"{name or func} does not run on meta tensors", call_site(sys._getframe(2))) from error
             raise
-        if name in READS:
-            self.reads.append(ValueRead(name, call_site(sys._getframe(2)), result))
         outputs = [result] if isinstance(result, Tensor) else list(tensors_in(result)) if _may_hold(result) else []
-        written = [t for t, version in zip(given, versions, strict=True) if _mutable_version(t) != version]
+        now = _versions(given)
+        written = [] if now == versions else [t for t, a, b in zip(given, versions, now, strict=True) if a != b]
         if name == "__set__" and attribute in ("data", "grad"):
             written = [given[0]]
         if not outputs and not written and name not in READS:
             return result
-        if attribute == "grad" or (attribute == "_base"):
-            return result  # a gradient is no value of the forward's
         if inputs is None:
             inputs = [self._consume(t) for t in given]
             if name == "requires_grad_":
@@ -425,7 +536,7 @@ class Recorder(DeviceMode):
         op = Op(attribute or name, list(edges.items()), carries, call_site(sys._getframe(2)))
         if not enabled:
             op.grad_off = self._grad_off or op.site
-        kind, target, fx_args, fx_kwargs = self._call(func, args, kwargs)
+        kind, target, fx_args, fx_kwargs = self._call(spelled, args, kwargs)
         node = self._write(self._target_graph, kind, target, fx_args, fx_kwargs, op)
         self._place(node, result, outputs, written, bases)
         return result
@@ -522,8 +633,8 @@ class Recorder(DeviceMode):
             direct = {id(a) for a in args if isinstance(a, Tensor)}  # nested ones get no gradient (Function's contract)
             enabled = torch.is_grad_enabled()
             edges: dict[torch.fx.Node, bool] = {}
-            given = list(tensors_in((args, kwargs)))
-            versions = [_mutable_version(t) for t in given]
+            given = _given(args, kwargs)
+            versions = _versions(given)
             slots: list[list[torch.fx.Node]] = []
             for tensor in given:
                 pairs = recorder._consume(tensor)
@@ -537,7 +648,7 @@ class Recorder(DeviceMode):
             finally:
                 recorder._paused -= 1
             outputs = list(tensors_in(result))
-            written = [t for t, version in zip(given, versions, strict=True) if _mutable_version(t) != version]
+            written = [t for t, a, b in zip(given, versions, _versions(given), strict=True) if a != b]
             op = Op(cls.__name__, list(edges.items()), any(t.requires_grad for t in outputs), call_site(sys._getframe(1)))
             op.custom = True
             if not enabled:
@@ -637,6 +748,16 @@ class Recorder(DeviceMode):
 
         return call
 
+    def _loud(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        """A call that gives backward code of the target's to run: a hook, a checkpoint's recomputation."""
+
+        @functools.wraps(plain)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self._quiet = False
+            return plain(*args, **kwargs)
+
+        return call
+
     def _inference(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         def enter(mode: Any) -> Any:
             frame = sys._getframe(1)
@@ -654,10 +775,12 @@ class Recorder(DeviceMode):
         with ExitStack() as stack:
             stack.enter_context(_composites_open())
             stack.enter_context(patched(torch.autograd.Function, apply=self._apply(apply)))
-            stack.enter_context(
-                patched(torch.autograd, _engine_run_backward=self._run_backward(torch.autograd._engine_run_backward))
-            )
+            engine = vars(torch.autograd)["_engine_run_backward"]  # imported there from torch/autograd/graph.py
+            stack.enter_context(patched(torch.autograd, _engine_run_backward=self._run_backward(engine)))
             stack.enter_context(patched(nn.Module, __call__=self._module_call(nn.Module.__call__)))
+            hooks = torch.autograd.graph.saved_tensors_hooks
+            stack.enter_context(patched(hooks, __enter__=self._loud(hooks.__enter__)))
+            stack.enter_context(patched(Tensor, register_hook=self._loud(Tensor.register_hook)))
             stack.enter_context(patched(inference, __enter__=self._inference(inference.__enter__)))
             stack.enter_context(self)
             yield self
@@ -670,9 +793,7 @@ class Recorder(DeviceMode):
             if op.site is not None:
                 code, line = op.site.code, op.site.line
                 node.meta["stack_trace"] = f'File "{code.co_filename}", line {line}, in {code.co_name}'
-        return Recording(
-            self.graph, self.ops, self.parameters, self.constants, self.backwards, self.reads, self.called, self.outputs
-        )
+        return Recording(self.graph, self.ops, self.parameters, self.constants, self.backwards, self.called, self.outputs)
 
 
 def op_copy(op: Op) -> Op:
@@ -680,9 +801,18 @@ def op_copy(op: Op) -> Op:
     return Op(op.name, op.inputs, op.carries, op.site, op.grad_off, op.module, op.index, op.opaque, op.custom)
 
 
+def _has_hooks(model: nn.Module) -> bool:
+    """Whether backward runs hooks that were registered before the run."""
+    if any(p._backward_hooks for p in model.parameters()):
+        return True
+    return any(m._backward_hooks or m._backward_pre_hooks for m in model.modules())
+
+
 def _may_hold(result: Any) -> bool:
     """Whether a call's result can have tensors in it."""
-    return not (result is None or isinstance(result, (bool, int, float, complex, str, torch.Size, torch.dtype, torch.device)))
+    return not (
+        result is None or isinstance(result, (bool, int, float, complex, str, torch.Size, torch.dtype, torch.device))
+    )
 
 
 def _named(func: Any, name: str = "") -> Callable[..., Any]:

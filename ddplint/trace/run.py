@@ -15,14 +15,15 @@ import torch.utils._pytree as pytree
 from torch import nn
 from torch.nn.modules import module as module_hooks
 from torch.nn.parallel.distributed import _find_tensors
+from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]  # not in __all__
 
 from ddplint.errors import DdplintError
 from ddplint.rules import matches
 from ddplint.target import Inputs, Target, blame
-from ddplint.trace.environment import DeviceMode, TraceDevice
+from ddplint.trace.devices import DeviceMode, TraceDevice
 from ddplint.trace.recorder import Recorder, Recording, tensors_in
 from ddplint.trace.sites import Site, call_site
-from ddplint.trace.values import NoValue
+from ddplint.trace.values import Answers, NoValue, Plan, answering
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,11 +104,15 @@ def build(target: Target, device: TraceDevice, documented: Sequence[str], seed: 
             model = _build_and_move(target, seed)
     if device == "meta" and any(not t.is_meta for t in (*model.parameters(), *model.buffers())):
         model = _moved(model)
-    if any(isinstance(p, nn.parameter.UninitializedTensorMixin) for p in model.parameters()):
+    if any(isinstance(p, UninitializedTensorMixin) for p in model.parameters()):
         _materialise(model, target, device)
     trainable = frozenset(name for name, p in model.named_parameters() if p.requires_grad)
     if not trainable:
-        raise DdplintError("the model has no trainable parameter", where=target.name, fix="let the factory return the model as it is trained")
+        raise DdplintError(
+            "the model has no trainable parameter",
+            where=target.name,
+            fix="let the factory return the model as it is trained",
+        )
     for name, parameter in model.named_parameters():
         if name not in trainable and parameter.is_floating_point() and any(matches(glob, name) for glob in documented):
             parameter.requires_grad_(True)
@@ -179,16 +184,15 @@ def weight_bytes(model: nn.Module) -> int:
     return sum(t.numel() * t.element_size() for t in (*model.parameters(), *model.buffers()))
 
 
-def trace(
-    target: Target, built: Built, device: TraceDevice, make: Callable[[], Inputs] | None, *, seed: int = 0
-) -> Path:
-    """Run one step of ``target`` on ``built``, recorded, with a backward. ``make``: its inputs (None: the target's step).
+def trace(target: Target, built: Built, device: TraceDevice, plan: Plan, answers: Answers, *, reseed: bool = True) -> Path:
+    """Run one step of ``target`` on ``built`` as ``plan`` says, recorded, with a backward; ``answers`` notes what it asks.
 
-    Raises NoValue on meta where the run can't go on there, DdplintError for what the target does wrong.
+    Without ``reseed`` the generators go on from where the step before left them. Raises
+    NoValue on meta where the run can't go on there, DdplintError for what the target does wrong.
     """
     start = time.perf_counter()
     model = built.model
-    recorder = Recorder(model, device)
+    recorder = Recorder(model, device, answers)
     received: set[str] = set()
 
     def receives(name: str) -> Callable[[torch.Tensor], None]:
@@ -199,15 +203,18 @@ def trace(
         return hook
 
     handles = [
-        p.register_post_accumulate_grad_hook(receives(name)) for name, p in model.named_parameters() if p.requires_grad
+        p.register_post_accumulate_grad_hook(receives(name))  # type: ignore[no-untyped-call]
+        for name, p in model.named_parameters()
+        if p.requires_grad
     ]
     no_backward = ""
-    seed_everything(seed)
+    if reseed:
+        seed_everything(plan.seed)
     try:
-        inputs = on_device(make(), device) if make is not None else None
-        with recorder.recording():
+        inputs = on_device(target.inputs[plan.inputs](), device) if target.step is None else None
+        with answering(answers), recorder.recording():
             loss, notice = _loss(target, model, recorder, inputs)
-            if not recorder.backwards or loss.grad_fn is not None and loss.grad_fn not in _roots(recorder):
+            if not recorder.backwards or (loss.grad_fn is not None and loss.grad_fn not in _roots(recorder)):
                 if not loss.requires_grad:
                     raise DdplintError(
                         "the loss has no gradient: nothing it is made of requires grad when it is used",
@@ -215,7 +222,7 @@ def trace(
                         fix="look for no_grad, detach or .data between the parameters and the loss",
                     )
                 try:
-                    loss.backward()
+                    torch.autograd.backward(loss)
                 except NoValue:
                     raise
                 except Exception as error:
@@ -225,7 +232,7 @@ def trace(
     finally:
         for handle in handles:
             handle.remove()
-    found = [t for output in recorder.outputs for t in _find_tensors(output)]
+    found = [t for output in recorder.outputs for t in _find_tensors(output)]  # type: ignore[no-untyped-call]
     recording = recorder.finish(loss, found)
     names = {id(p): name for name, p in model.named_parameters()}
     functions = [f for call in recording.backwards if call.inside is None for f in call.functions]
@@ -257,7 +264,11 @@ def _loss(target: Target, model: nn.Module, recorder: Recorder, inputs: Inputs |
             assert target.step is not None
             loss = target.step(model)
             if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-                raise DdplintError(f"the step returned a {type(loss).__name__}", where="step", fix="it has to return the loss, a scalar tensor")
+                raise DdplintError(
+                    f"the step returned a {type(loss).__name__}",
+                    where="step",
+                    fix="it has to return the loss, a scalar tensor",
+                )
             return loss, ""
         args, kwargs = inputs
         for position, tensor in enumerate(tensors_in(args)):

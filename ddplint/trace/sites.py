@@ -5,8 +5,11 @@ A frame is kept as its code object and line number; text is made only for what i
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import linecache
 import os
+import random
 import sys
 import sysconfig
 from dataclasses import dataclass
@@ -27,10 +30,14 @@ _DDPLINT = _folder(os.path.dirname(os.path.dirname(__file__)))
 _REFERENCE = _folder(os.path.join(_DDPLINT, "reference"))  # a target like any other
 _RUN = os.path.join(_DDPLINT, "trace", "run.py")  # calls the target: what is above it on the stack is not the target's
 _TORCH = _folder(os.path.dirname(torch.__file__))
+_STDLIB = _folder(os.path.dirname(os.__file__))
+_INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 _LIBRARIES = (
-    _folder(os.path.dirname(os.__file__)),
+    _STDLIB,
     *{_folder(sysconfig.get_path(name)) for name in ("purelib", "platlib", "stdlib", "platstdlib")},
 )
+_TRANSPARENT = tuple(os.path.realpath(str(module.__file__)) for module in (random, contextlib, functools))  # call for others
+_NUMERIC = tuple(f"{os.sep}{name}{os.sep}" for name in ("numpy", "scipy"))  # draw and compute for others
 _kinds: dict[CodeType, int] = {}
 
 
@@ -43,10 +50,10 @@ def _kind(code: CodeType) -> int:
         return _USER
     if path == _RUN:
         return _BOUNDARY
-    if path.startswith((_DDPLINT, _TORCH)):
+    if path.startswith((_DDPLINT, _TORCH)) or path in _TRANSPARENT:
         return _INTERNAL
-    if path.startswith(_LIBRARIES) or f"{os.sep}site-packages{os.sep}" in path or f"{os.sep}dist-packages{os.sep}" in path:
-        return _LIBRARY
+    if path.startswith(_LIBRARIES) or any(part in path for part in _INSTALLED):
+        return _INTERNAL if any(name in path for name in _NUMERIC) else _LIBRARY
     return _USER
 
 
@@ -101,6 +108,25 @@ def call_site(frame: FrameType | None = None) -> Site | None:
             inner = (code, current.f_lineno or code.co_firstlineno)
         current = current.f_back  # type: ignore[assignment]  # ends in None
     return Site(*inner) if inner is not None else None
+
+
+def draw_site(frame: FrameType | None) -> Site | None:
+    """The place of a random draw, or None where no model draws: an import, or the standard library on its own behalf."""
+    current = frame
+    innermost = ""
+    while current is not None:
+        code = current.f_code
+        if code.co_filename.startswith("<frozen importlib"):
+            return None
+        kind = _kinds.setdefault(code, _kind(code))
+        if kind == _BOUNDARY:
+            break
+        if kind in (_LIBRARY, _USER) and not innermost:
+            innermost = os.path.realpath(code.co_filename)
+            if innermost.startswith(_STDLIB) and not any(part in innermost for part in _INSTALLED):
+                return None
+        current = current.f_back
+    return call_site(frame)
 
 
 def decorated_site(frame: FrameType | None) -> Site | None:

@@ -1,10 +1,22 @@
-"""Value reads: the calls that turn a tensor's value into Python, where control flow can fork."""
+"""Value reads: the calls that turn a tensor's value into Python, where control flow can fork, and the answers they get.
+
+A *fork* is a source place, not an occurrence: forcing one answer for every read at a place makes the number of paths grow
+with the places, not with the reads. ``Answers`` holds what is forced and notes what is asked; ``AnsweringMode`` sees the
+reads of tensors, ``draws`` those of Python's and numpy's generators.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
-from ddplint.trace.sites import Site
+import torch
+
+from ddplint.trace.devices import DeviceMode, TraceDevice
+from ddplint.trace.sites import Site, call_site, draw_site
 
 # Tensor methods and functions whose result is a Python value made from the tensor's data.
 READS = frozenset(
@@ -24,6 +36,12 @@ READS = frozenset(
         "_local_scalar_dense",
     }
 )
+WHOLE = frozenset({"tolist", "numpy", "__array__", "equal", "allclose"})  # of these, those that take any number of elements
+# Calls whose result's shape depends on a tensor's values; all of them turn a mask into positions.
+SHAPES = frozenset({"nonzero", "argwhere", "masked_select", "nonzero_static"})
+Domain = Literal["bool", "int", "float", "mask", "draw", "choice"]
+Answer = bool | int | float | str
+RELEASE_AFTER = 64  # reads at one place in one run: then a forced loop has to end
 
 
 class NoValue(BaseException):
@@ -38,9 +56,207 @@ class NoValue(BaseException):
 
 
 @dataclass(frozen=True, slots=True)
-class ValueRead:
-    """One value read of a run: which kind, where, and what it gave."""
+class Fork:
+    """A place where control flow can fork: what kind of value is read there. The innermost place outside PyTorch."""
 
-    kind: str
-    site: Site | None
-    value: object
+    domain: Domain
+    file: str
+    line: int
+    function: str
+    choices: int = 0  # of a draw among so many
+
+
+@dataclass(slots=True)
+class Asked:
+    """What was asked at a fork in one run: where (the user's own line), how often, and the first answers it gave."""
+
+    site: Site
+    count: int = 0
+    values: list[Any] = field(default_factory=list)
+    listed: bool = False  # a read of many elements at once
+    expressions: list[tuple[int, bool]] = field(default_factory=list)  # what was read: its hash, and whether negated
+    free: bool = True  # the elements are example data as they came in, not computed from it
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One path: which inputs (an index into the target's), which seed, which forced answers, on which rank."""
+
+    inputs: int = 0
+    seed: int = 0
+    answers: tuple[tuple[Fork, Answer], ...] = ()
+    rank: int = 0
+
+
+class Answers:
+    """What reads and draws get in one run. ``default``: what an unforced read of a meta tensor gets; None refuses it."""
+
+    def __init__(self, forced: Mapping[Fork, Answer], *, default: Mapping[str, Answer] | None = None) -> None:
+        self.forced = dict(forced)
+        self.default = default
+        self.asked: dict[Fork, Asked] = {}
+
+    def at(self, domain: Domain, site: Site | None, choices: int = 0) -> tuple[Fork | None, Answer | None]:
+        """The fork at ``site`` and the answer that is forced there now, if any."""
+        if site is None:
+            return None, None
+        code, line = site.inner or (site.code, site.line)
+        fork = Fork(domain, code.co_filename, line, code.co_qualname, choices)
+        asked = self.asked.get(fork)
+        if asked is None:
+            asked = self.asked[fork] = Asked(site)
+        asked.count += 1
+        if asked.count > RELEASE_AFTER:
+            if fork in self.forced and self.default is not None and domain == "bool":
+                return fork, not self.forced[fork]  # on meta no value is there to go back to
+            return fork, None
+        return fork, self.forced.get(fork)
+
+    def note(self, fork: Fork | None, value: Any) -> None:
+        """Keep one of the first values that ``fork`` really gave."""
+        if fork is not None and len(values := self.asked[fork].values) < 4 and isinstance(value, (bool, int, float)):
+            values.append(value)
+
+
+def _domain(name: str, tensor: torch.Tensor) -> Domain:
+    if name in ("__bool__", "is_nonzero", "equal", "allclose"):
+        return "bool"
+    if name in ("__int__", "__index__"):
+        return "int"
+    if name in ("__float__", "__complex__"):
+        return "float"
+    if tensor.dtype is torch.bool:
+        return "bool"
+    return "float" if tensor.dtype.is_floating_point or tensor.dtype.is_complex else "int"
+
+
+def _shaped(name: str, tensor: torch.Tensor, answer: Answer) -> Any:
+    """``answer`` as the value that ``tensor.name()`` gives."""
+    if name in ("__bool__", "is_nonzero", "equal", "allclose"):
+        return bool(answer)
+    if name in ("__int__", "__index__"):
+        return int(answer)
+    if name == "__float__":
+        return float(answer)
+    if name == "__complex__":
+        return complex(answer)
+    with torch.no_grad():
+        if isinstance(answer, str):  # "even" or "odd": zero there, one elsewhere, along the first dimension
+            filled = torch.ones(tuple(tensor.shape), dtype=tensor.dtype, device="cpu")
+            filled[0 if answer == "even" else 1 :: 2] = 0
+        else:
+            filled = torch.full(tuple(tensor.shape), answer, dtype=tensor.dtype, device="cpu")
+        return filled.numpy() if name in ("numpy", "__array__") else filled.tolist() if name == "tolist" else filled.item()
+
+
+class AnsweringMode(DeviceMode):
+    """Devices mapped, and value reads answered: by what is forced, else by the tensor, else (on meta) refused."""
+
+    def __init__(self, device: TraceDevice, answers: Answers) -> None:
+        super().__init__(device)
+        self.answers = answers
+
+    def read(self, func: Any, name: str, args: Any, kwargs: Any, site: Site | None) -> Any:
+        """The value of a read at ``site``. Raises NoValue for an unforced read of a meta tensor."""
+        tensor = next((a for a in args if isinstance(a, torch.Tensor)), None)
+        if tensor is None:
+            return func(*args, **kwargs)
+        domain = _domain(name, tensor)
+        fork, answer = self.answers.at(domain, site)
+        if fork is not None and domain == "bool" and len(known := self.answers.asked[fork].expressions) < RELEASE_AFTER:
+            known.append(self.expression(tensor))
+        if fork is not None and name in ("tolist", "numpy", "__array__") and tensor.numel() > 1:
+            asked = self.answers.asked[fork]
+            asked.listed, asked.free = True, asked.free and self.is_free(tensor)
+        if answer is None and tensor.is_meta:
+            if self.answers.default is None:
+                raise NoValue(f"{name}() reads a tensor's value", site)
+            answer = self.answers.default[domain]
+        if answer is not None and (tensor.numel() == 1 or name in WHOLE):  # else the read itself is the target's mistake
+            return _shaped(name, tensor, answer)
+        value = func(*args, **kwargs)
+        self.answers.note(fork, value)
+        return value
+
+    def expression(self, tensor: torch.Tensor) -> tuple[int, bool]:
+        """A hash of what ``tensor`` was computed by, the same for the same computation, and whether that is negated."""
+        return id(tensor), False
+
+    def is_free(self, tensor: torch.Tensor) -> bool:
+        """Whether ``tensor`` is example data as it came in, so that any values can be in its place."""
+        return True
+
+    def mask(self, name: str, args: tuple[Any, ...], site: Site | None) -> tuple[Any, ...]:
+        """The arguments of a call whose result's shape depends on a mask, with the mask that is forced, if one is."""
+        if name in SHAPES:
+            position = 1 if name == "masked_select" and len(args) > 1 else 0
+            if isinstance(args[position], torch.Tensor) and not args[position].is_meta:
+                _, answer = self.answers.at("mask", site)
+                if answer is not None:
+                    mask = torch.full_like(args[position], bool(answer))
+                    return (*args[:position], mask, *args[position + 1 :])
+        elif name == "where" and len(args) == 1:
+            return self.mask("nonzero", args, site)
+        elif (
+            name == "__getitem__"
+            and isinstance(args[1], torch.Tensor)
+            and args[1].dtype is torch.bool
+            and not args[1].is_meta
+        ):
+            _, answer = self.answers.at("mask", site)
+            if answer is not None:
+                return args[0], torch.full_like(args[1], bool(answer))
+        return args
+
+    def bounds(self, args: tuple[Any, ...], site: Site | None) -> tuple[Any, ...]:
+        """The arguments of an indexing with tensors as slice bounds read first: the mode can't see C++ read them."""
+        index = args[1]
+        parts = index if isinstance(index, tuple) else (index,)
+        if not any(type(p) is slice and _holds_tensor(p) for p in parts):
+            return args
+
+        def number(value: Any) -> Any:
+            if isinstance(value, torch.Tensor):
+                return self.read(torch.Tensor.__index__, "__index__", (value,), {}, site)
+            return value
+
+        resolved = tuple(slice(number(p.start), number(p.stop), number(p.step)) if type(p) is slice else p for p in parts)
+        return (args[0], resolved if isinstance(index, tuple) else resolved[0], *args[2:])
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        if name in READS:
+            return self.read(func, name, args, kwargs or {}, call_site(sys._getframe(1)))
+        if name in ("__getitem__", "__setitem__"):
+            args = self.bounds(args, call_site(sys._getframe(1)))
+        if name in SHAPES or name == "__getitem__" or (name == "where" and len(args) == 1):
+            args = self.mask(name, args, call_site(sys._getframe(1)))
+        return super().__torch_function__(func, types, args, kwargs)
+
+
+def _holds_tensor(part: slice) -> bool:
+    return any(isinstance(value, torch.Tensor) for value in (part.start, part.stop, part.step))
+
+
+# ---------------------------------------------------------------------- draws of Python and numpy
+
+_current: list[Answers] = []
+
+
+@contextmanager
+def answering(answers: Answers) -> Iterator[None]:
+    """While the block runs, draws of ``random`` and ``numpy.random`` ask ``answers``."""
+    _current.append(answers)
+    try:
+        yield
+    finally:
+        _current.pop()
+
+
+def ask_draw(domain: Domain, choices: int = 0) -> tuple[Answers | None, Fork | None, Answer | None]:
+    """What a draw called from here gets: the run's answers, the fork, the forced answer (None: draw really)."""
+    if not _current:
+        return None, None, None
+    answers = _current[-1]
+    fork, answer = answers.at(domain, draw_site(sys._getframe(2)), choices)
+    return answers, fork, answer

@@ -1,0 +1,345 @@
+"""The command line: parse, call, print, exit. Exit codes: 0 clean, 1 findings, 2 could not check."""
+
+from __future__ import annotations
+
+import functools
+import io
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, NoReturn, get_args
+
+import click
+
+import ddplint
+from ddplint import checking, decode, explain, schema
+from ddplint.checking import Options, Subject
+from ddplint.checks import registry
+from ddplint.config import Project, find_project
+from ddplint.errors import DdplintError
+from ddplint.report import FORMATS, Report, render
+from ddplint.request import Device
+from ddplint.worker import EngineError
+
+CLEAN, FINDINGS, NOT_CHECKED, INTERRUPTED = 0, 1, 2, 130
+
+_Command = Callable[..., int]
+
+
+def main(arguments: list[str] | None = None) -> NoReturn:
+    """Run the command line (``sys.argv`` by default) and exit; what goes wrong is a line on stderr."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # source lines hold what a terminal may not know
+    try:
+        code = group.main(arguments, prog_name="ddplint", standalone_mode=False)
+    except click.Abort:
+        code = INTERRUPTED
+    except click.ClickException as error:
+        error.show()
+        code = NOT_CHECKED
+    sys.exit(code)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(ddplint.__version__, message="%(prog)s %(version)s")
+def group() -> None:
+    """Which trainable parameters of a PyTorch model never receive a gradient under DDP, and why.
+
+    Exit codes: 0 clean, 1 findings of severity error or warning, 2 could not check.
+    """
+
+
+def _command(name: str) -> Callable[[_Command], click.Command]:
+    """A command of ``group`` that returns its exit code; what can't be done is one line on stderr and a 2."""
+
+    def make(function: _Command) -> click.Command:
+        @functools.wraps(function)
+        def run(debug: bool, **options: Any) -> int:
+            try:
+                return function(**options)
+            except DdplintError as error:
+                _say_error(error, debug)
+            except Exception as error:
+                _say_error(_unforeseen(error), debug)
+            return NOT_CHECKED
+
+        command = group.command(name)(run)
+        command.params.append(
+            click.Option(["--debug"], is_flag=True, help="Show the traceback if ddplint itself fails.")
+        )
+        return command
+
+    return make
+
+
+def _unforeseen(error: Exception) -> EngineError:
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    what = f"{type(error).__name__}: {error} (at {frame.filename}:{frame.lineno} in {frame.name})"
+    return EngineError(what, traceback="".join(traceback.format_exception(error)))
+
+
+def _say_error(error: DdplintError, debug: bool) -> None:
+    if debug and isinstance(error, EngineError):
+        click.echo(error.traceback.rstrip(), err=True)
+    click.echo(f"error: {error}", err=True)
+
+
+def _say_notices(notices: Iterable[str], title: str, quiet: bool) -> None:
+    for notice in notices:
+        if not quiet:
+            click.echo(f"note: {title}: {notice}" if title else f"note: {notice}", err=True)
+
+
+def _print(text: str) -> None:
+    try:
+        click.echo(text, nl=False)
+        sys.stdout.flush()
+    except OSError as error:
+        # What is still in the buffer would fail once more when Python exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        if not isinstance(error, BrokenPipeError):  # the reader has seen enough
+            raise DdplintError(f"can't be written: {error.strerror}", where="stdout") from None
+
+
+def _codes(context: click.Context, option: click.Parameter, value: str | None) -> tuple[str, ...]:
+    return tuple(code for part in (value or "").split(",") if (code := part.strip()))
+
+
+def _options(*options: Callable[[_Command], _Command]) -> Callable[[_Command], _Command]:
+    return lambda function: functools.reduce(lambda made, option: option(made), reversed(options), function)
+
+
+_target = click.option(
+    "--target",
+    metavar="FILE_OR_MODULE[:FACTORY]",
+    help="A model factory without a rule file (default factory: build).",
+)
+_rules = click.option(
+    "--rules", metavar="DIR", type=click.Path(path_type=Path), help="The folder of the rule files."
+)
+_tracing = _options(
+    click.option(
+        "--device", type=click.Choice(get_args(Device)), help="Where to trace; auto: meta where that can be."
+    ),
+    click.option("--paths", type=click.IntRange(min=1), metavar="N", help="Trace at most N paths."),
+    click.option(
+        "--ranks",
+        type=click.IntRange(min=1),
+        default=2,
+        show_default=True,
+        metavar="N",
+        help="Ranks to trace.",
+    ),
+    click.option(
+        "--steps",
+        type=click.IntRange(min=1),
+        default=3,
+        show_default=True,
+        metavar="N",
+        help="Steps to trace.",
+    ),
+    click.option(
+        "--timeout",
+        type=click.FloatRange(min=0, min_open=True),
+        metavar="SECONDS",
+        help="End a target that takes longer (default: 300).",
+    ),
+    click.option("--verbose", is_flag=True, help="Let warnings of Python and PyTorch through to stderr."),
+    click.option("--quiet", is_flag=True, help="Neither notices nor what the target prints on stderr."),
+)
+_one_type = click.option(
+    "--ckpt", metavar="NAME", help="The checkpoint type; not needed where there is only one."
+)
+
+
+def _project(rules: Path | None) -> Project:
+    try:
+        working = Path.cwd()
+    except FileNotFoundError:
+        raise DdplintError("the working folder is gone", fix="change into one that exists") from None
+    return find_project(working, rules)
+
+
+def _how(
+    project: Project,
+    device: Device | None,
+    timeout: float | None,
+    select: tuple[str, ...] = (),
+    ignore: tuple[str, ...] = (),
+    **others: Any,
+) -> Options:
+    """The command line's options over the project's settings."""
+    return Options(
+        device=device or project.device,
+        timeout=timeout or project.timeout,
+        select=select or project.select,
+        ignore=ignore or project.ignore,
+        **others,
+    )
+
+
+def _subject(project: Project, ckpt: str | None, target: str | None) -> Subject:
+    """The one type or target that is meant."""
+    if target is not None:
+        if ckpt is not None:
+            raise DdplintError("--ckpt and --target exclude each other", fix="give one of them")
+        return Subject(checking.bare_target(target, Path.cwd()))
+    return checking.only(checking.chosen(project, [ckpt] if ckpt is not None else [], every=False))
+
+
+@_command("check")
+@click.option("--ckpt", multiple=True, metavar="NAME", help="A checkpoint type; may be given several times.")
+@click.option("--all", "every", is_flag=True, help="Every checkpoint type of the project.")
+@_target
+@_rules
+@_tracing
+@click.option("--format", "format_", type=click.Choice(FORMATS), default="text", show_default=True)
+@click.option(
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Write the report there, not to stdout.",
+)
+@click.option(
+    "--select",
+    metavar="CODES",
+    callback=_codes,
+    help="Only these rules: codes or their beginnings, with commas.",
+)
+@click.option("--ignore", metavar="CODES", callback=_codes, help="Without these rules.")
+@click.option(
+    "--exit-zero", is_flag=True, help="Exit 0 in spite of findings (not if something could not be checked)."
+)
+@click.option(
+    "--no-cache", is_flag=True, help="Trace again even if nothing has changed (nothing is cached yet)."
+)
+def _check(
+    ckpt: tuple[str, ...],
+    every: bool,
+    target: str | None,
+    rules: Path | None,
+    format_: str,
+    output: Path | None,
+    exit_zero: bool,
+    no_cache: bool,
+    **how: Any,
+) -> int:
+    """Trace each checkpoint type or target, and hold what is unused against its rules."""
+    if sum((bool(ckpt), every, target is not None)) > 1:
+        raise DdplintError("--ckpt, --all and --target exclude each other", fix="give one of them")
+    project = _project(rules)
+    options = _how(project, **how)
+    checking.refuse_unknown_codes(options)
+    if output is not None:
+        checking.refuse_missing_folder(output)
+    if target is not None:
+        subjects: tuple[Subject | DdplintError, ...] = (_subject(project, None, target),)
+    else:
+        subjects = checking.chosen(project, ckpt, every)
+    results, failed = [], False
+    for number, subject in enumerate(subjects, 1):
+        several = len(subjects) > 1 and isinstance(subject, Subject)
+        title = subject.title if several and isinstance(subject, Subject) else ""
+        if several and sys.stderr.isatty() and not options.quiet:
+            click.echo(f"checking {title} ({number} of {len(subjects)})", err=True)
+        try:
+            result = checking.checked(subject, options)
+        except DdplintError as error:
+            _say_error(error, debug=click.get_current_context().params["debug"])
+            failed = True
+        else:
+            _say_notices(result.analysis.notices, title, options.quiet)
+            results.append(result)
+    report = Report(tuple(results))
+    if results:
+        text = render(format_, report)
+        _print(text) if output is None else checking.replace_file(output, text)
+    if failed:
+        return NOT_CHECKED
+    return FINDINGS if report.fails and not exit_zero else CLEAN
+
+
+@_command("why")
+@click.argument("param")
+@_one_type
+@_target
+@_rules
+@_tracing
+def _why(param: str, ckpt: str | None, target: str | None, rules: Path | None, **how: Any) -> int:
+    """One parameter: its usage, cause and place, and the way its value goes.
+
+    PARAM is its name, an alias, or an end of its name that no other shares.
+    """
+    project = _project(rules)
+    options = _how(project, **how)
+    parameter, analysis = checking.explained(_subject(project, ckpt, target), param, options)
+    _say_notices(analysis.notices, "", options.quiet)
+    _print(explain.explain(parameter, analysis.way))
+    return CLEAN
+
+
+@_command("decode")
+@_one_type
+@_target
+@_rules
+@_tracing
+def _decode(ckpt: str | None, target: str | None, rules: Path | None, **how: Any) -> int:
+    """Read a DDP error on stdin; print the parameters it lists by index, with cause and place."""
+    project = _project(rules)
+    options = _how(project, **how)
+    subject = _subject(project, ckpt, target)
+    text = sys.stdin.buffer.read().decode(errors="replace") if sys.stdin else ""
+    decode.indices(text)  # a text without such an error is refused before a trace is waited for
+    analysis = checking.analysed(subject, options)
+    _say_notices(analysis.notices, "", options.quiet)
+    _print("".join(f"{row}\n" for row in decode.decode(text, analysis)))
+    return CLEAN
+
+
+@_command("init")
+@click.option(
+    "--target", metavar="FILE_OR_MODULE[:FACTORY]", required=True, help="The model factory (default: build)."
+)
+@click.option("--ckpt", metavar="NAME", help="Name of the checkpoint type (default: the target's).")
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="The file to write (default: rules/NAME.toml).",
+)
+@_rules
+@_tracing
+def _init(target: str, ckpt: str | None, output: Path | None, rules: Path | None, **how: Any) -> int:
+    """Write a commented starter rule file for a target, from what the trace finds."""
+    project = _project(rules)
+    options = _how(project, **how)
+    path, analysis = checking.started(project, target, ckpt, output, options)
+    _say_notices(analysis.notices, "", options.quiet)
+    if not options.quiet:
+        click.echo(f"note: wrote {path}", err=True)
+    return CLEAN
+
+
+@_command("rule")
+@click.argument("code", required=False)
+def _rule(code: str | None) -> int:
+    """The page of a rule: what it means, why it matters, examples, the fix. Without CODE: a list of all."""
+    if code is not None:
+        _print(registry.page(registry.get(code)))
+        return CLEAN
+    checks = registry.all_checks()
+    width = max(len(check.NAME) for check in checks)
+    for check in checks:
+        summary = (check.__doc__ or "").strip().partition("\n")[0]
+        _print(f"{check.CODE}  {check.NAME:{width}}  {check.SEVERITY:7}  {summary}\n")
+    return CLEAN
+
+
+@_command("schema")
+def _schema() -> int:
+    """The JSON Schema of rule files, for editors."""
+    _print(json.dumps(schema.schema(), indent=2) + "\n")
+    return CLEAN

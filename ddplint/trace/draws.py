@@ -1,0 +1,149 @@
+"""Random draws of Python's ``random`` and of ``numpy.random``: control flow forks on these as on a tensor's value.
+
+A draw is forced to the low or the high end of what it can give, a choice among few to each of them. The wrappers are
+put in place before the target is imported, so that names it imports from these modules are wrapped too; without a run
+in progress they draw as always. scipy draws through ``numpy.random.mtrand._rand`` (scipy/_lib/_util.py,
+``check_random_state``).
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from ddplint.trace.patching import patched
+from ddplint.trace.values import Answer, ask_draw
+
+_ALMOST_ONE = 1.0 - 2.0**-53
+FEW = 8  # a choice among so many is tried one by one
+
+
+def _python_random(plain: Callable[..., float]) -> Callable[..., float]:
+    @functools.wraps(plain)
+    def wrapper(*args: Any) -> float:
+        answers, fork, answer = ask_draw("draw")
+        value = plain(*args)
+        if answer is not None:
+            return 0.0 if answer == "low" else _ALMOST_ONE
+        if answers is not None:
+            answers.note(fork, value)
+        return value
+
+    return wrapper
+
+
+def _python_below(plain: Callable[[Any, int], int]) -> Callable[[Any, int], int]:
+    """``Random._randbelow(n)``, through which randint, choice, shuffle and sample draw (CPython, Lib/random.py)."""
+
+    @functools.wraps(plain)
+    def wrapper(self: Any, n: int) -> int:
+        answers, fork, answer = ask_draw("choice", n if n <= FEW else 0)
+        value = plain(self, n)
+        if answer is not None:
+            return _chosen(answer, n)
+        if answers is not None:
+            answers.note(fork, value)
+        return value
+
+    return wrapper
+
+
+def _chosen(answer: Answer, n: int) -> int:
+    if isinstance(answer, str):
+        return 0 if answer == "low" else n - 1
+    return min(int(answer), n - 1)
+
+
+def _ends(name: str, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], answer: Answer) -> Any:
+    """What ``numpy.random``'s method ``name`` gives at the end of its range that ``answer`` names, of the drawn shape."""
+    import numpy as np
+
+    drawn = plain(*args, **kwargs)
+    if name in ("permutation", "bytes") or drawn is None:  # shuffles in place, or has no low and high
+        return drawn
+    high = answer == "high"
+    if name in ("random", "random_sample", "rand", "ranf", "sample"):
+        end: Any = _ALMOST_ONE if high else 0.0
+    elif name == "uniform":
+        low, top = (
+            kwargs.get(key, args[i] if len(args) > i else default)
+            for i, (key, default) in enumerate((("low", 0.0), ("high", 1.0)))
+        )
+        end = np.nextafter(top, low) if high else low
+    else:  # the end of what many draws give, for any other distribution
+        many = [plain(*args, **kwargs) for _ in range(256)]
+        try:
+            end = np.max(many, axis=0) if high else np.min(many, axis=0)
+        except TypeError:  # a choice among things that have no order
+            return many[-1 if high else 0]
+    if np.ndim(drawn) == 0:
+        return type(drawn)(end)
+    return np.broadcast_to(np.asarray(end, dtype=np.asarray(drawn).dtype), np.shape(drawn)).copy()
+
+
+def _numpy_method(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(plain)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        answers, fork, answer = ask_draw("draw")
+        if answer is not None:
+            return _ends(name, plain, args, kwargs, answer)
+        value = plain(*args, **kwargs)
+        if answers is not None:
+            answers.note(fork, float(value) if isinstance(value, float) else value)
+        return value
+
+    return wrapper
+
+
+_NO_DRAW = frozenset(
+    {"seed", "get_state", "set_state", "spawn", "bit_generator", "get_bit_generator", "set_bit_generator", "test"}
+)
+
+
+def _drawing(base: type) -> type:
+    """A subclass of numpy's ``base`` generator whose every drawing method asks first."""
+
+    def method(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            return _numpy_method(name, functools.partial(plain, self))(*args, **kwargs)
+
+        return functools.wraps(plain)(call)
+
+    names = [n for n in dir(base) if not n.startswith("_") and n not in _NO_DRAW and callable(getattr(base, n))]
+    return type(base.__name__, (base,), {name: method(name, getattr(base, name)) for name in names})
+
+
+@contextmanager
+def draws_watched() -> Iterator[None]:
+    """While the block runs, draws of ``random`` and (if it is imported or can be) ``numpy.random`` can be forced."""
+    with ExitStack() as stack:
+        stack.enter_context(patched(random, random=_python_random(random.random)))
+        stack.enter_context(
+            patched(
+                random.Random,
+                random=_python_random(random.Random.random),
+                _randbelow=_python_below(vars(random.Random)["_randbelow"]),
+            )
+        )
+        try:
+            import numpy as np
+        except ImportError:
+            yield
+            return
+        legacy = np.random.mtrand._rand
+        functions = {
+            name: _numpy_method(name, value)
+            for name, value in vars(np.random).items()
+            if getattr(value, "__self__", None) is legacy and name not in _NO_DRAW
+        }
+        state, generator = _drawing(np.random.RandomState), _drawing(np.random.Generator)
+
+        def default_rng(seed: Any = None) -> Any:
+            return generator(np.random.PCG64(seed)) if not isinstance(seed, np.random.Generator) else seed
+
+        stack.enter_context(patched(np.random, RandomState=state, Generator=generator, default_rng=default_rng, **functions))
+        stack.enter_context(patched(np.random.mtrand, _rand=state(legacy._bit_generator)))
+        yield
