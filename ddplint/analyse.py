@@ -7,17 +7,19 @@ from dataclasses import dataclass
 
 import torch
 
-from ddplint.analysis import Analysis, Disagreement, TraceRecord
+from ddplint.analysis import Analysis, Disagreement, Rehearsal, TraceRecord
 from ddplint.errors import DdplintError
 from ddplint.graph import GradientGraph, gradient_graph
+from ddplint.rehearse import rehearse
 from ddplint.request import Request
+from ddplint.semantics import opaque_output, outside, unseen
 from ddplint.target import Target, load
 from ddplint.trace.devices import TraceDevice
 from ddplint.trace.environment import without_gpu
 from ddplint.trace.explore import DEFAULT_PATHS, Exploration, Explorer, Outcome
 from ddplint.trace.run import Built, Path, build, weight_bytes
 from ddplint.trace.sites import Site
-from ddplint.trace.values import Answer, NoValue
+from ddplint.trace.values import Answer, NoValue, Plan
 from ddplint.usage import answers, describe, settle, way
 
 GIB = 1024**3
@@ -38,6 +40,7 @@ class Traced:
     seconds: float
     rank_site: Site | None
     complete: bool
+    default: dict[str, Answer] | None
 
 
 def analyse(request: Request) -> Analysis:
@@ -45,6 +48,7 @@ def analyse(request: Request) -> Analysis:
     traced, target = _on_some_device(request)
     first = traced.found.first
     parameters = settle(describe(first.built), first, traced.graph, traced.outcomes, traced.rank_site)
+    parameters = unseen(parameters, first, traced.graph)
     return Analysis(
         target=target.name,
         torch_version=torch.__version__,
@@ -62,6 +66,27 @@ def analyse(request: Request) -> Analysis:
         ),
         way=way(first, traced.graph, request.explain) if request.explain is not None else (),
         notices=tuple(_notices(traced)),
+        rehearsal=_rehearse(request, traced, target),
+        opaque_output=opaque_output(first),
+        outside=outside(first, traced.graph),
+    )
+
+
+def _rehearse(request: Request, traced: Traced, target: Target) -> Rehearsal | None:
+    """What DDP does, over one plan for each set of used parameters that was found on a rank."""
+    if not request.rehearse:
+        return None
+    plans: dict[tuple[int, frozenset[str], frozenset[str]], Plan] = {}
+    for outcome in traced.outcomes:
+        if outcome.step == 0:
+            plans.setdefault((outcome.plan.rank, outcome.used, outcome.from_outputs), outcome.plan)
+    return rehearse(
+        target,
+        list(plans.values()),
+        traced.device,
+        ranks=max(request.ranks, 1),
+        ranks_differ=traced.rank_site is not None or len({o.used for o in traced.outcomes}) > 1,
+        default=traced.default,
     )
 
 
@@ -150,7 +175,8 @@ def _trace(request: Request, device: TraceDevice, reason: str, default: dict[str
             seconds += time.perf_counter() - start
     assert first is not None
     site = rank_sites[-1] if rank_sites else None
-    traced = Traced(device, reason, first, outcomes, graphs[0], tuple(disagreements.values()), seconds, site, complete)
+    differing = tuple(disagreements.values())
+    traced = Traced(device, reason, first, outcomes, graphs[0], differing, seconds, site, complete, default)
     return traced, target
 
 

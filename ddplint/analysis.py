@@ -53,6 +53,10 @@ class Parameter:
     decided_by: str = ""  # of one used on some paths only: "value", "draw", "inputs", "seed", "step" or "rank"
     from_outputs: bool = False  # DDP's walk from forward's return value reaches it (on some path)
     from_loss: bool = False  # autograd's graph of the loss reaches it (on some path), gradient or not
+    # What DDP's walk from forward's return value does not see, though the loss reaches the parameter:
+    checkpoint: Location | None = None  # the re-entrant checkpoint (or Function with a backward of its own) that hides it
+    bypass: Location | None = None  # where the loss uses it past the wrapped forward
+    zeroed: Location | None = None  # the multiplication by zero through which alone the loss reaches it
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +95,32 @@ class TraceRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class Rehearsal:
+    """What PyTorch's own DistributedDataParallel did with the target, on ranks of a fake process group.
+
+    Keys of ``outcomes`` and ``details``: "find_unused_parameters=False", "find_unused_parameters=True",
+    "static_graph=True". ``details`` has what is to be said of a setting: the reducer's error, its rank and iteration; which
+    rank waits for what; a path that raised under DDP only.
+    """
+
+    device: Literal["meta", "cpu"]
+    iterations: int  # of each setting, on each rank
+    ranks: int
+    seconds: float
+    outcomes: dict[str, str]  # -> ok, reduction_error, ready_twice or hang
+    details: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Outside:
+    """A parameter that the loss trains and the model does not hold: DDP does not reduce its gradient."""
+
+    shape: tuple[int, ...]
+    numel: int
+    location: Location | None  # where it is first used
+
+
+@dataclass(frozen=True, slots=True)
 class Analysis:
     """The worker's whole answer about one target."""
 
@@ -100,6 +130,9 @@ class Analysis:
     trace: TraceRecord
     way: tuple[Step, ...] = ()  # of the one parameter that Request.explain named
     notices: tuple[str, ...] = ()  # said on stderr: e.g. which part of the output stood in for a loss
+    rehearsal: Rehearsal | None = None
+    opaque_output: str = ""  # the type of a part of forward's return value that holds tensors DDP can't find
+    outside: tuple[Outside, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """This analysis as JSON-ready dictionaries and lists."""
@@ -110,26 +143,27 @@ class Analysis:
         """The analysis that ``to_json`` wrote. Raises TypeError or KeyError on anything else."""
         trace = dict(data["trace"])
         trace["disagreements"] = tuple(Disagreement(**d) for d in trace["disagreements"])
-        parameters = []
-        for entry in data["parameters"]:
-            location = Location(**entry["location"]) if entry["location"] else None
-            parameters.append(
-                Parameter(
-                    **{**entry, "aliases": tuple(entry["aliases"]), "shape": tuple(entry["shape"]), "location": location}
-                )
-            )
-        way = tuple(
-            Step(**{**step, "location": Location(**step["location"]) if step["location"] else None}) for step in data["way"]
-        )
         return cls(
-            way=way,
+            way=tuple(Step(**_located(step)) for step in data["way"]),
+            opaque_output=data["opaque_output"],
+            outside=tuple(Outside(**_located(entry)) for entry in data["outside"]),
             target=data["target"],
             torch_version=data["torch_version"],
-            parameters=tuple(parameters),
+            parameters=tuple(Parameter(**_located(entry)) for entry in data["parameters"]),
             trace=TraceRecord(**trace),
             notices=tuple(data["notices"]),
+            rehearsal=Rehearsal(**data["rehearsal"]) if data["rehearsal"] else None,
         )
 
     def unused(self) -> tuple[Parameter, ...]:
         """The trainable parameters that are not used on every path, in the model's order."""
         return tuple(p for p in self.parameters if p.trainable and p.usage in ("never", "sometimes"))
+
+
+def _located(entry: dict[str, Any]) -> dict[str, Any]:
+    """A dataclass's JSON fields with its locations and tuples as they were."""
+    places = ("location", "checkpoint", "bypass", "zeroed")
+    return {
+        key: Location(**value) if key in places and value else tuple(value) if isinstance(value, list) else value
+        for key, value in entry.items()
+    }

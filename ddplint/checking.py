@@ -16,10 +16,10 @@ from ddplint.checks.base import Case
 from ddplint.config import Project, find_rule_file
 from ddplint.errors import DdplintError
 from ddplint.explain import find
-from ddplint.fields import shown
+from ddplint.fields import faults, shown
 from ddplint.report import Result
 from ddplint.request import Device, Request
-from ddplint.rules import RuleFile, TargetSpec, load_rule_file
+from ddplint.rules import FIELDS, RuleFile, TargetSpec, load_rule_file
 
 DEFAULT_FACTORY = "build"
 
@@ -104,9 +104,7 @@ def _of_project(project: Project) -> tuple[Subject | DdplintError, ...]:
     errors: list[DdplintError] = []
     for path in sorted(project.rules_dir.glob("[!.]*.toml")):
         try:
-            rules = find_rule_file(
-                project, load_rule_file(path, project.base).name
-            )  # that no other has its name
+            rules = find_rule_file(project, load_rule_file(path, project.base).name)  # that no other has its name
         except DdplintError as error:
             errors.append(error)
         else:
@@ -120,18 +118,20 @@ def refuse_unknown_codes(options: Options) -> None:
     registry.run(Case(Analysis("", "", (), trace)), options.select, options.ignore)
 
 
-def analysed(subject: Subject, options: Options, explain: str | None = None) -> Analysis:
-    """What the trace finds about ``subject``, from a worker process. Raises DdplintError."""
+def analysed(subject: Subject, options: Options, *, explain: str | None = None, rehearse: bool = False) -> Analysis:
+    """What the trace finds about ``subject``, from a worker process. Raises DdplintError.
+
+    ``explain`` names the parameter whose way is wanted; ``rehearse`` asks for DDP's own verdict too.
+    """
     request = Request(
         subject.target,
-        documented=tuple(glob for entry in subject.rules.unused for glob in entry.params)
-        if subject.rules
-        else (),
+        documented=tuple(glob for entry in subject.rules.unused for glob in entry.params) if subject.rules else (),
         device=options.device,
         paths=options.paths,
         ranks=options.ranks,
         steps=options.steps,
         explain=explain,
+        rehearse=rehearse,
     )
     return worker.run(request, timeout=options.timeout, verbose=options.verbose, quiet=options.quiet)
 
@@ -140,7 +140,7 @@ def checked(subject: Subject | DdplintError, options: Options) -> Result:
     """What the trace and the checks find about ``subject``. Raises DdplintError, also the one it may be."""
     if isinstance(subject, DdplintError):
         raise subject
-    analysis = analysed(subject, options)
+    analysis = analysed(subject, options, rehearse=True)
     findings = registry.run(Case(analysis, subject.rules), options.select, options.ignore)
     return Result(analysis, findings, subject.rules)
 
@@ -157,24 +157,23 @@ def explained(subject: Subject, name: str, options: Options) -> tuple[Parameter,
     return parameter, analysis
 
 
-def started(
-    project: Project, target: str, name: str | None, output: Path | None, options: Options
-) -> tuple[str, Analysis]:
-    """Write a starter rule file for the target ``target``; returns the file as messages name it, and the
-    trace.
+def started(project: Project, target: str, name: str | None, output: Path | None, options: Options) -> tuple[str, Analysis]:
+    """Write a starter rule file for the target ``target``. Returns its path as messages have it, and the trace.
 
-    ``name`` is the checkpoint type's, by default the target's own; ``output`` by default a file of that name
-    in the project's rules folder, which is made if there is none. Raises DdplintError where the file exists.
+    ``name`` is the checkpoint type's, by default the target's own; ``output`` by default a file of that name in the
+    project's rules folder, which is made if there is none. Raises DdplintError where that file exists, or another of
+    the project has the name.
     """
     bare = bare_target(target, Path.cwd())
     module = bare.factory.rpartition(":")[0]
     name = name or (Path(module).stem if module.endswith(".py") else module.rpartition(".")[2])
     folder = project.root / "rules" if project.source == "embedded" else project.rules_dir
     path = output or folder / f"{name}.toml"
+    _refuse_bad_names(name, bare.factory)
     if path.exists():
-        raise DdplintError(
-            "exists already", where=shown(path), fix="move it away, or choose another with --output"
-        )
+        raise DdplintError("exists already", where=shown(path), fix="move it away, or choose another with --output")
+    if project.source != "embedded" and (taken := _path_of(project, name)):
+        raise DdplintError(f"the type {name} is in {taken} already", where="--ckpt", fix="choose another name")
     if output is not None:
         refuse_missing_folder(output)
     analysis = analysed(Subject(bare), options)
@@ -183,6 +182,20 @@ def started(
         folder.mkdir(exist_ok=True)
     starter.write_new(path, text)
     return shown(path), analysis
+
+
+def _refuse_bad_names(name: str, factory: str) -> None:
+    """Raise DdplintError for what a rule file can't hold, in the words of its own check."""
+    for fault in faults(FIELDS, {"checkpoint": {"name": name}, "target": {"factory": factory}}):
+        raise DdplintError(fault.sentence, where="--ckpt" if fault.place[0] == "checkpoint" else "--target")
+
+
+def _path_of(project: Project, name: str) -> str:
+    """The rule file of the type ``name``; "" if there is none."""
+    try:
+        return shown(find_rule_file(project, name).path)
+    except DdplintError:
+        return ""
 
 
 def _from_root(bare: TargetSpec, root: Path) -> TargetSpec:
@@ -196,14 +209,11 @@ def _from_root(bare: TargetSpec, root: Path) -> TargetSpec:
 def refuse_missing_folder(path: Path) -> None:
     """Raise DdplintError if the folder of ``path`` is not there, before a trace is waited for."""
     if not path.absolute().parent.is_dir():
-        raise DdplintError(
-            "no such folder", where=shown(path.parent), fix=f"make it, or name another than {shown(path)}"
-        )
+        raise DdplintError("no such folder", where=shown(path.parent), fix=f"make it, or name another than {shown(path)}")
 
 
 def replace_file(path: Path, text: str) -> None:
-    """Write ``text`` to ``path``, whole or not at all; what is no regular file (a pipe, /dev/stderr) is
-    written to.
+    """Write ``text`` to ``path``, whole or not at all; into what is no regular file (a pipe, /dev/stderr), as it is.
 
     Raises DdplintError where that can't be done.
     """
@@ -225,6 +235,4 @@ def replace_file(path: Path, text: str) -> None:
         finally:
             draft.unlink(missing_ok=True)
     except OSError as error:
-        raise DdplintError(
-            f"can't be written: {error.strerror}", where=shown(path), fix="name another file"
-        ) from None
+        raise DdplintError(f"can't be written: {error.strerror}", where=shown(path), fix="name another file") from None

@@ -67,9 +67,7 @@ def _command(name: str) -> Callable[[_Command], click.Command]:
             return NOT_CHECKED
 
         command = group.command(name)(run)
-        command.params.append(
-            click.Option(["--debug"], is_flag=True, help="Show the traceback if ddplint itself fails.")
-        )
+        command.params.append(click.Option(["--debug"], is_flag=True, help="Show the traceback if ddplint itself fails."))
         return command
 
     return make
@@ -81,10 +79,10 @@ def _unforeseen(error: Exception) -> EngineError:
     return EngineError(what, traceback="".join(traceback.format_exception(error)))
 
 
-def _say_error(error: DdplintError, debug: bool) -> None:
+def _say_error(error: DdplintError, debug: bool, title: str = "") -> None:
     if debug and isinstance(error, EngineError):
         click.echo(error.traceback.rstrip(), err=True)
-    click.echo(f"error: {error}", err=True)
+    click.echo(f"error: {title}: {error}" if title else f"error: {error}", err=True)
 
 
 def _say_notices(notices: Iterable[str], title: str, quiet: bool) -> None:
@@ -117,13 +115,9 @@ _target = click.option(
     metavar="FILE_OR_MODULE[:FACTORY]",
     help="A model factory without a rule file (default factory: build).",
 )
-_rules = click.option(
-    "--rules", metavar="DIR", type=click.Path(path_type=Path), help="The folder of the rule files."
-)
+_rules = click.option("--rules", metavar="DIR", type=click.Path(path_type=Path), help="The folder of the rule files.")
 _tracing = _options(
-    click.option(
-        "--device", type=click.Choice(get_args(Device)), help="Where to trace; auto: meta where that can be."
-    ),
+    click.option("--device", type=click.Choice(get_args(Device)), help="Where to trace; auto: meta where that can be."),
     click.option("--paths", type=click.IntRange(min=1), metavar="N", help="Trace at most N paths."),
     click.option(
         "--ranks",
@@ -150,9 +144,7 @@ _tracing = _options(
     click.option("--verbose", is_flag=True, help="Let warnings of Python and PyTorch through to stderr."),
     click.option("--quiet", is_flag=True, help="Neither notices nor what the target prints on stderr."),
 )
-_one_type = click.option(
-    "--ckpt", metavar="NAME", help="The checkpoint type; not needed where there is only one."
-)
+_one_type = click.option("--ckpt", metavar="NAME", help="The checkpoint type; not needed where there is only one.")
 
 
 def _project(rules: Path | None) -> Project:
@@ -210,12 +202,8 @@ def _subject(project: Project, ckpt: str | None, target: str | None) -> Subject:
     help="Only these rules: codes or their beginnings, with commas.",
 )
 @click.option("--ignore", metavar="CODES", callback=_codes, help="Without these rules.")
-@click.option(
-    "--exit-zero", is_flag=True, help="Exit 0 in spite of findings (not if something could not be checked)."
-)
-@click.option(
-    "--no-cache", is_flag=True, help="Trace again even if nothing has changed (nothing is cached yet)."
-)
+@click.option("--exit-zero", is_flag=True, help="Exit 0 in spite of findings (not if something could not be checked).")
+@click.option("--no-cache", is_flag=True, help="Trace again even if nothing has changed (nothing is cached yet).")
 def _check(
     ckpt: tuple[str, ...],
     every: bool,
@@ -248,7 +236,7 @@ def _check(
         try:
             result = checking.checked(subject, options)
         except DdplintError as error:
-            _say_error(error, debug=click.get_current_context().params["debug"])
+            _say_error(error, click.get_current_context().params["debug"], title)
             failed = True
         else:
             _say_notices(result.analysis.notices, title, options.quiet)
@@ -300,9 +288,7 @@ def _decode(ckpt: str | None, target: str | None, rules: Path | None, **how: Any
 
 
 @_command("init")
-@click.option(
-    "--target", metavar="FILE_OR_MODULE[:FACTORY]", required=True, help="The model factory (default: build)."
-)
+@click.option("--target", metavar="FILE_OR_MODULE[:FACTORY]", required=True, help="The model factory (default: build).")
 @click.option("--ckpt", metavar="NAME", help="Name of the checkpoint type (default: the target's).")
 @click.option(
     "--output",

@@ -26,9 +26,7 @@ def find(parameters: Sequence[Parameter], name: str) -> Parameter:
     if found:
         more = f" and {len(found) - _LISTED} more" if len(found) > _LISTED else ""
         listed = ", ".join(p.name for p in found[:_LISTED])
-        raise DdplintError(
-            f"{len(found)} parameters end in {quoted(name)}: {listed}{more}", fix="say more of the name"
-        )
+        raise DdplintError(f"{len(found)} parameters end in {quoted(name)}: {listed}{more}", fix="say more of the name")
     raise DdplintError(
         f"no parameter {quoted(name)}{did_you_mean(name, names)}",
         fix=f"the model has {len(parameters)}, and the report's format json lists those that are unused",

@@ -23,6 +23,7 @@ class GradientGraph:
 
     graph: nx.DiGraph[Node]
     roots: frozenset[Node]
+    nested: frozenset[tuple[Node, Node]]  # (custom Function, root of a backward that ran inside its backward)
     reached: frozenset[Node]  # what gradient reaches from the roots
     towards_loss: frozenset[Node]  # what the loss's value is made of, gradient or not
     consumed_modules: frozenset[str]  # modules of which some parameter, at any depth, was consumed
@@ -47,15 +48,18 @@ def gradient_graph(recording: Recording) -> GradientGraph:
         for producer, live in op.inputs:
             graph.add_edge(node, producer, live=live)
     roots: set[Node] = set()
+    nested: set[tuple[Node, Node]] = set()
     for call in recording.backwards:
         if call.inside is None:
             roots.update(call.roots)
         else:  # a backward inside a custom Function's backward: gradient goes on through what it ran
             for root in call.roots:
                 graph.add_edge(call.inside, root, live=True)
+                nested.add((call.inside, root))
     return GradientGraph(
         graph,
         frozenset(roots),
+        frozenset(nested),
         frozenset(_closure(graph, roots, live_only=True)),
         frozenset(_closure(graph, roots, live_only=False)),
         _owners(name for name, node in recording.parameters.items() if graph.in_degree(node) > 0),
@@ -73,14 +77,21 @@ def _owners(names: Iterable[str]) -> frozenset[str]:
     return frozenset(owners)
 
 
-def _closure(graph: nx.DiGraph[Node], roots: Iterable[Node], *, live_only: bool) -> set[Node]:
-    """``roots`` and everything that edges lead to from them."""
+def reached_without(graph: GradientGraph, avoid: Iterable[Node]) -> set[Node]:
+    """What gradient reaches from the roots if it can't go through the nodes ``avoid``."""
+    avoided = set(avoid)
+    return _closure(graph.graph, graph.roots - avoided, live_only=True, avoid=avoided)
+
+
+def _closure(graph: nx.DiGraph[Node], roots: Iterable[Node], *, live_only: bool, avoid: Iterable[Node] = ()) -> set[Node]:
+    """``roots`` and everything that edges lead to from them, nodes to ``avoid`` left out."""
+    barred = set(avoid)
     seen = set(roots)
     stack = list(seen)
     adjacency = graph.adj
     while stack:
         for producer, data in adjacency[stack.pop()].items():
-            if producer not in seen and (data["live"] or not live_only):
+            if producer not in seen and producer not in barred and (data["live"] or not live_only):
                 seen.add(producer)
                 stack.append(producer)
     return seen

@@ -28,6 +28,7 @@ class Request:
     ranks: int = 2
     steps: int = 3
     explain: str | None = None
+    rehearse: bool = True  # ask PyTorch's own DDP as well (``ddplint why`` does not need it)
 
     def to_json(self) -> dict[str, Any]:
         """This request as JSON-ready dictionaries and lists."""

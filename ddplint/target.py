@@ -150,14 +150,21 @@ def load(spec: TargetSpec) -> Target:
     """The target that ``spec`` describes, imported but not built. Raises DdplintError."""
     factory = _callable(spec.factory, spec.base, "factory", "build")
     module = sys.modules.get(getattr(factory, "__module__", ""), None)
+    path = spec.factory.rpartition(":")[0] or spec.factory
     if spec.from_module:
-        path = spec.factory.rpartition(":")[0] or spec.factory
         module = _import(path, spec.base, "factory") if ":" in spec.factory else _import(spec.factory, spec.base, "factory")
 
     def part(reference: str | None, name: str) -> Any:
         if reference is not None:
             return _callable(reference, spec.base, name)
-        return getattr(module, name, None) if spec.from_module and module is not None else None
+        found = getattr(module, name, None) if spec.from_module and module is not None else None
+        if found is not None and not callable(found):
+            raise DdplintError(
+                f"{path} has a {name} that is a {type(found).__name__}, not callable",
+                where=name,
+                fix="name a function or a class",
+            )
+        return found
 
     step = part(spec.step, "step")
     variants = part(spec.variants, "variants")

@@ -49,9 +49,7 @@ class EngineError(DdplintError):
     """The engine raised what it should not: a bug of ddplint. ``traceback`` is the worker's, as text."""
 
     def __init__(self, what: str, *, traceback: str, where: str = "") -> None:
-        super().__init__(
-            what, where=where, fix="this is a bug of ddplint: --debug shows the traceback to report"
-        )
+        super().__init__(what, where=where, fix="this is a bug of ddplint: --debug shows the traceback to report")
         self.traceback = traceback
 
 
@@ -232,9 +230,7 @@ def _left(worker: _Worker) -> DdplintError:
             where=worker.target,
             fix="a target must close only files that it opened itself",
         )
-    return DdplintError(
-        f"the target ended its process with exit code {code}{place}", where=worker.target, fix=fix
-    )
+    return DdplintError(f"the target ended its process with exit code {code}{place}", where=worker.target, fix=fix)
 
 
 def _asked_place(worker: _Worker) -> list[Location]:
@@ -294,9 +290,7 @@ def _users(frames: list[Location]) -> list[Location]:
     packages = {"site-packages", "dist-packages"}
     paths = [(frame, Path(frame.file)) for frame in frames if not frame.file.startswith("<")]
     outside = [(frame, path) for frame, path in paths if not _is_internal(path, packages & set(path.parts))]
-    return [frame for frame, path in outside if not packages & set(path.parts)] or [
-        frame for frame, _ in outside
-    ]
+    return [frame for frame, path in outside if not packages & set(path.parts)] or [frame for frame, _ in outside]
 
 
 def _is_internal(path: Path, packages: set[str]) -> bool:
@@ -304,8 +298,4 @@ def _is_internal(path: Path, packages: set[str]) -> bool:
     path = path.resolve()
     if path.is_relative_to(_PACKAGE):
         return not path.is_relative_to(_PACKAGE / "reference")
-    return (
-        "torch" in path.parts
-        if packages
-        else path.is_relative_to(Path(sysconfig.get_path("stdlib")).resolve())
-    )
+    return "torch" in path.parts if packages else path.is_relative_to(Path(sysconfig.get_path("stdlib")).resolve())

@@ -43,9 +43,7 @@ def main() -> NoReturn:
     engine = sys.argv[1]
     answer, record, lifeline = (int(number) for number in sys.argv[2:5])
     message = json.load(sys.stdin)
-    resource.setrlimit(
-        resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1])
-    )  # a crash leaves no file
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))  # a crash leaves no file
     worker = os.fork()
     if worker:
         os.close(answer)
@@ -109,9 +107,7 @@ def _is_stray(pid: int, worker: int, mark: bytes) -> bool:
     try:
         with open(f"/proc/{pid}/environ", "rb") as environment:
             return mark in environment.read().split(b"\0")
-    except (
-        OSError
-    ):  # another user's, or gone; a dead process that nobody has read yet has no environment either
+    except OSError:  # another user's, or gone; a dead process that nobody has read yet has no environment either
         return False
 
 

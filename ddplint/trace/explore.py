@@ -157,7 +157,7 @@ class Explorer:
         if step == 0:
             self.state.restore()
         answers = Answers(dict(plan.answers), default=self.default)
-        path = trace(self.target, self.built, self.device, plan, answers, reseed=step == 0)
+        path = trace(self.target, self.built, self.device, plan, answers, reseed=step == 0, spell=not self.runs)
         self.runs += 1
         for parameter in self.built.model.parameters():
             parameter.grad = None

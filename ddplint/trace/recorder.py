@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from types import BuiltinFunctionType, FunctionType, MethodDescriptorType, WrapperDescriptorType
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.fx
@@ -128,6 +128,17 @@ def _versions(tensors: Sequence[Tensor]) -> list[int]:
         return [t._version for t in tensors]
     except RuntimeError:
         return [-1 if t.is_inference() else t._version for t in tensors]
+
+
+class _Unspelled:
+    """Stands for an fx node where no graph is written."""
+
+    __slots__ = ("args", "kwargs", "meta", "op", "target")
+
+    def __init__(self, op: str, target: Any, args: tuple[Any, ...]) -> None:
+        self.op, self.target, self.args = op, target, args
+        self.kwargs: dict[str, Any] = {}
+        self.meta: dict[str, Any] = {}
 
 
 class _Tracer(torch.fx.Tracer):
@@ -250,8 +261,12 @@ def _composites_open() -> Iterator[None]:
 class Recorder(AnsweringMode):
     """Records one run. Use ``with recorder.recording(): ...``, then ``finish(loss, outputs)``."""
 
-    def __init__(self, model: nn.Module, device: TraceDevice, answers: Answers) -> None:
+    def __init__(self, model: nn.Module, device: TraceDevice, answers: Answers, *, spell: bool = True) -> None:
+        """``spell``: write the fx graph. Without it the nodes stand for themselves, for paths of which only the answer
+        is wanted.
+        """
         super().__init__(device, answers)
+        self.spell = spell
         self.model = model
         self.tracer = _Tracer(model)
         self.graph = self.tracer.graph
@@ -285,7 +300,10 @@ class Recorder(AnsweringMode):
         if graph is self.side:  # only explained by its op: its inputs belong to the other graph
             args, kwargs = (), {}
         name = None if kind != "get_attr" else str(target).replace(".", "_")
-        node = graph.create_node(kind, target, args, kwargs, name=name)
+        if self.spell:
+            node = graph.create_node(kind, target, args, kwargs, name=name)
+        else:
+            node = cast(torch.fx.Node, _Unspelled(kind, target, args))
         op.index = len(self.ops)
         op.module = next(reversed(self._stack), "") if self._stack else ""
         node.meta["nn_module_stack"] = self._stack
@@ -299,7 +317,7 @@ class Recorder(AnsweringMode):
 
     def placeholder(self, name: str, tensor: Tensor) -> None:
         """Make ``tensor`` an input of the graph, called ``name``."""
-        node = self.graph.placeholder(name)
+        node = self.graph.placeholder(name) if self.spell else cast(torch.fx.Node, _Unspelled("placeholder", name, ()))
         op = Op("input", [], tensor.requires_grad, None, index=len(self.ops))
         node.meta["op"] = self.ops[node] = op
         self._hold(tensor, node)
@@ -416,6 +434,8 @@ class Recorder(AnsweringMode):
 
     def _call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, Any, Any, Any]:
         """How fx spells this call: kind, target, args, kwargs."""
+        if not self.spell:
+            return "call_function", func, tuple(a for a in args if type(a) in _PLAIN), {}
         fx_args, fx_kwargs = self._argument(args), self._argument(kwargs)
         name = getattr(func, "__name__", "")
         if isinstance(func, (MethodDescriptorType, WrapperDescriptorType)) or (
@@ -611,7 +631,8 @@ class Recorder(AnsweringMode):
     def _grad_mode(self, func: Any, args: Any) -> Any:
         enabled = bool(args[0])
         if not self._paused and not self._engine:
-            self.graph.create_node("call_function", func, (enabled,), {}).meta["nn_module_stack"] = self._stack
+            if self.spell:
+                self.graph.create_node("call_function", func, (enabled,), {}).meta["nn_module_stack"] = self._stack
         if enabled:
             self._grad_off = None
         elif torch.is_grad_enabled() or self._grad_off is None:
@@ -653,7 +674,7 @@ class Recorder(AnsweringMode):
             op.custom = True
             if not enabled:
                 op.grad_off = recorder._grad_off or op.site
-            fx_args = recorder._argument(args)
+            fx_args = recorder._argument(args) if recorder.spell else ()
             node = recorder._write(recorder._target_graph, "call_function", _named(cls.apply, cls.__name__), fx_args, {}, op)
             recorder._place(node, result, outputs, written, [b for t in written if (b := t._base) is not None])
             for function in {t.grad_fn for t in outputs if t.grad_fn is not None}:
@@ -788,7 +809,8 @@ class Recorder(AnsweringMode):
     def finish(self, loss: Tensor, outputs: Sequence[Tensor]) -> Recording:
         """The recording, closed with an output node of (loss, outputs)."""
         result = (self._value(loss), tuple(self._value(t) for t in outputs))
-        self.graph.output(result)
+        if self.spell:
+            self.graph.output(result)
         for node, op in self.ops.items():
             if op.site is not None:
                 code, line = op.site.code, op.site.line

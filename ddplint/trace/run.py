@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import sys
 import time
@@ -184,7 +185,16 @@ def weight_bytes(model: nn.Module) -> int:
     return sum(t.numel() * t.element_size() for t in (*model.parameters(), *model.buffers()))
 
 
-def trace(target: Target, built: Built, device: TraceDevice, plan: Plan, answers: Answers, *, reseed: bool = True) -> Path:
+def trace(
+    target: Target,
+    built: Built,
+    device: TraceDevice,
+    plan: Plan,
+    answers: Answers,
+    *,
+    reseed: bool = True,
+    spell: bool = True,
+) -> Path:
     """Run one step of ``target`` on ``built`` as ``plan`` says, recorded, with a backward; ``answers`` notes what it asks.
 
     Without ``reseed`` the generators go on from where the step before left them. Raises
@@ -192,7 +202,7 @@ def trace(target: Target, built: Built, device: TraceDevice, plan: Plan, answers
     """
     start = time.perf_counter()
     model = built.model
-    recorder = Recorder(model, device, answers)
+    recorder = Recorder(model, device, answers, spell=spell)
     received: set[str] = set()
 
     def receives(name: str) -> Callable[[torch.Tensor], None]:
@@ -212,7 +222,7 @@ def trace(target: Target, built: Built, device: TraceDevice, plan: Plan, answers
         seed_everything(plan.seed)
     try:
         inputs = on_device(target.inputs[plan.inputs](), device) if target.step is None else None
-        with answering(answers), recorder.recording():
+        with _no_collection(), answering(answers), recorder.recording():
             loss, notice = _loss(target, model, recorder, inputs)
             if not recorder.backwards or (loss.grad_fn is not None and loss.grad_fn not in _roots(recorder)):
                 if not loss.requires_grad:
@@ -250,6 +260,18 @@ def trace(target: Target, built: Built, device: TraceDevice, plan: Plan, answers
         notice=notice,
         seconds=time.perf_counter() - start,
     )
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """No garbage collection while a run is recorded: a record only grows, and each pass would walk all of it."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _roots(recorder: Recorder) -> set[Any]:

@@ -41,8 +41,8 @@ _NUMERIC = tuple(f"{os.sep}{name}{os.sep}" for name in ("numpy", "scipy"))  # dr
 _kinds: dict[CodeType, int] = {}
 
 
-def _kind(code: CodeType) -> int:
-    name = code.co_filename
+@functools.cache
+def _kind_of_file(name: str) -> int:
     if name.startswith("<"):  # frozen modules, exec'd strings: no line to show
         return _INTERNAL
     path = os.path.realpath(name)
@@ -55,6 +55,10 @@ def _kind(code: CodeType) -> int:
     if path.startswith(_LIBRARIES) or any(part in path for part in _INSTALLED):
         return _INTERNAL if any(name in path for name in _NUMERIC) else _LIBRARY
     return _USER
+
+
+def _kind(code: CodeType) -> int:
+    return _kind_of_file(code.co_filename)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,138 @@
+"""What DDP makes of used parameters: those its walk from forward's return value does not see, and those kept alive by zero.
+
+With ``find_unused_parameters=True`` the reducer walks autograd's graph from the tensors it finds in forward's return value
+(torch/nn/parallel/distributed.py, ``_find_tensors``; torch/csrc/distributed/c10d/reducer.cpp,
+``search_unused_parameters``) and marks what it does not reach as ready at once. A parameter that the loss reaches all the
+same is marked a second time in backward, and the reducer raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.fx
+from torch import nn
+from torch.nn.parallel.distributed import _find_tensors
+
+from ddplint.analysis import Location, Outside, Parameter
+from ddplint.graph import GradientGraph, op_of, reached_without
+from ddplint.trace.recorder import tensors_in
+from ddplint.trace.run import Path
+
+Node = torch.fx.Node
+_MULTIPLICATIONS = frozenset({"mul", "mul_", "__mul__", "__rmul__", "__imul__", "multiply", "multiply_"})
+
+
+def unseen(parameters: Sequence[Parameter], path: Path, graph: GradientGraph) -> tuple[Parameter, ...]:
+    """``parameters`` with what DDP's walk misses on ``path``: ``checkpoint``, ``bypass`` and ``zeroed``."""
+    hidden = _hidden(path, graph)
+    alive = _kept_alive(path, graph)
+    settled = []
+    for parameter in parameters:
+        node = path.recording.parameters.get(parameter.name)
+        if node is None or node not in graph.reached or parameter.usage == "never":
+            settled.append(parameter)
+            continue
+        checkpoint = hidden.get(node)
+        bypass = None
+        if parameter.name not in path.from_outputs and checkpoint is None:
+            bypass = _bypass(node, graph)
+        settled.append(replace(parameter, checkpoint=checkpoint, bypass=bypass, zeroed=alive.get(node)))
+    return tuple(settled)
+
+
+def _location(node: Node) -> Location | None:
+    site = op_of(node).site
+    return site.location() if site is not None else None
+
+
+def _hidden(path: Path, graph: GradientGraph) -> dict[Node, Location | None]:
+    """Parameters that gradient reaches only inside a custom Function's backward, with the place of that Function."""
+    if not graph.nested:
+        return {}
+    functions = {function for function, _ in graph.nested}
+    seen_outside = _reached_from_forward(graph)
+    found: dict[Node, Location | None] = {}
+    for node in path.recording.parameters.values():
+        if node in graph.reached and node not in seen_outside:
+            inside = next((f for f, root in graph.nested if node in _below(graph, root)), None)
+            found[node] = _location(inside if inside is not None else next(iter(functions)))
+    return found
+
+
+def _reached_from_forward(graph: GradientGraph) -> set[Node]:
+    roots_inside = {root for _, root in graph.nested}
+    return reached_without(graph, roots_inside)
+
+
+def _below(graph: GradientGraph, root: Node) -> set[Node]:
+    seen, stack = {root}, [root]
+    while stack:
+        for producer, data in graph.graph.adj[stack.pop()].items():
+            if data["live"] and producer not in seen:
+                seen.add(producer)
+                stack.append(producer)
+    return seen
+
+
+def _bypass(node: Node, graph: GradientGraph) -> Location | None:
+    """Where ``node`` is first used outside the wrapped forward, else where it is last used inside (an opaque output)."""
+    users = [user for user, live in graph.consumers(node) if live]
+    for user in users:
+        if "" not in user.meta["nn_module_stack"]:
+            return _location(user)
+    return _location(users[-1]) if users else None
+
+
+def _kept_alive(path: Path, graph: GradientGraph) -> dict[Node, Location | None]:
+    """Parameters that gradient reaches only through multiplications by zero, with the place of one of those."""
+    zeros = [node for node in graph.graph if op_of(node).name in _MULTIPLICATIONS and _by_zero(node)]
+    if not zeros:
+        return {}
+    without = reached_without(graph, zeros)
+    found: dict[Node, Location | None] = {}
+    for node in path.recording.parameters.values():
+        if node in graph.reached and node not in without:
+            through = next(zero for zero in zeros if node in _below(graph, zero))
+            found[node] = _location(through)
+    return found
+
+
+def _by_zero(node: Node) -> bool:
+    return any(isinstance(a, (int, float)) and not isinstance(a, bool) and a == 0 for a in node.args)
+
+
+def opaque_output(path: Path) -> str:
+    """The type of a part of forward's return value that holds tensors with a gradient which DDP can't find, or ""."""
+    for output in path.recording.outputs:
+        visible = {id(t) for t in _find_tensors(output)}  # type: ignore[no-untyped-call]
+        for tensor in tensors_in(output):
+            if tensor.requires_grad and id(tensor) not in visible:
+                return _opaque_part(output)
+    return ""
+
+
+def _opaque_part(value: Any) -> str:
+    """The first part of ``value`` that ``_find_tensors`` does not look into."""
+    if isinstance(value, (list, tuple)):
+        return next((found for item in value if (found := _opaque_part(item))), "")
+    if isinstance(value, dict):
+        return next((found for item in value.values() if (found := _opaque_part(item))), "")
+    if hasattr(value, "__dataclass_fields__"):
+        return next((found for name in value.__dataclass_fields__ if (found := _opaque_part(getattr(value, name)))), "")
+    has_gradient = any(t.requires_grad for t in tensors_in(value))
+    return type(value).__name__ if has_gradient and not isinstance(value, torch.Tensor) else ""
+
+
+def outside(path: Path, graph: GradientGraph) -> tuple[Outside, ...]:
+    """Parameters that gradient reaches and the model does not hold."""
+    found = []
+    for node in path.recording.graph.nodes:
+        value = path.recording.constants.get(str(node.target)) if node.op == "get_attr" else None
+        if isinstance(value, nn.Parameter) and value.requires_grad and node in graph.reached:
+            user = next((user for user, live in graph.consumers(node) if live), None)
+            found.append(Outside(tuple(value.shape), value.numel(), _location(user) if user is not None else None))
+    return tuple(found)
