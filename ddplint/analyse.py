@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import torch
 
@@ -80,7 +81,7 @@ def _rehearse(request: Request, traced: Traced, target: Target) -> Rehearsal | N
     for outcome in traced.outcomes:
         if outcome.step == 0:
             plans.setdefault((outcome.plan.rank, outcome.used, outcome.from_outputs), outcome.plan)
-    return rehearse(
+    rehearsal = rehearse(
         target,
         list(plans.values()),
         traced.device,
@@ -88,6 +89,12 @@ def _rehearse(request: Request, traced: Traced, target: Target) -> Rehearsal | N
         ranks_differ=traced.rank_site is not None or len({o.used for o in traced.outcomes}) > 1,
         default=traced.default,
     )
+    return replace(rehearsal, plans=[_plain(plan) for plan in plans.values()])
+
+
+def _plain(plan: Plan) -> dict[str, Any]:
+    """``plan`` as JSON-ready data."""
+    return {**asdict(plan), "answers": [[asdict(fork), answer] for fork, answer in plan.answers]}
 
 
 def _notices(traced: Traced) -> list[str]:

@@ -7,7 +7,7 @@ for the worker is another process.
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Usage = Literal["always", "sometimes", "never"]
@@ -109,6 +109,8 @@ class Rehearsal:
     seconds: float
     outcomes: dict[str, str]  # -> ok, reduction_error, ready_twice or hang
     details: dict[str, str]
+    # The paths it ran, JSON-ready: inputs, seed, rank and answers, a list of [fork, answer] (ddplint.trace.values.Plan).
+    plans: list[dict[str, Any]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ class Explained:
     site: Site | None
     why: str
     owner: str  # the module or parameter the sentence is about
+    value: str = ""  # the module whose value it is, where one line serves several: each is a finding of its own
 
 
 def answers(path: Path, graph: GradientGraph) -> tuple[dict[str, bool], tuple[Disagreement, ...]]:
@@ -86,6 +87,7 @@ def explain(path: Path, graph: GradientGraph, name: str) -> Explained:
             site,
             f"it reaches forward's output through {_call(output)}, and the loss does not use that output",
             name,
+            op_of(output).module,
         )
     severing = [cut for cut in cuts if cut in graph.towards_loss or op_of(cut).name in READS - {"__bool__"}]
     if severing:
@@ -93,9 +95,8 @@ def explain(path: Path, graph: GradientGraph, name: str) -> Explained:
         return Explained("severed", _cut_site(cut), _cut_sentence(cut), name)
     site = op_of(last).site
     inner = _inner(site)
-    return Explained(
-        "discarded", site, f"its value last goes into {_call(last)}{inner}, and nothing made of it reaches the loss", name
-    )
+    why = f"its value last goes into {_call(last)}{inner}, and nothing made of it reaches the loss"
+    return Explained("discarded", site, why, name, op_of(last).module)
 
 
 def _output_nodes(path: Path) -> list[Node]:
@@ -346,7 +347,10 @@ def _by_difference(outcomes: Sequence[Outcome], name: str) -> Decision:
 
 
 def _place(found: Explained, location: Location | None) -> str:
-    return f"{os.path.abspath(location.file)}:{location.line}" if location is not None else found.owner
+    if location is None:
+        return found.owner
+    line = f"{os.path.abspath(location.file)}:{location.line}"
+    return f"{line} {found.value}" if found.value else line
 
 
 def _with_subtrees(parameters: Sequence[Parameter]) -> tuple[Parameter, ...]:

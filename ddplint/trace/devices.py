@@ -1,8 +1,13 @@
-"""Devices: whatever device code asks for becomes the trace's own."""
+"""Devices: whatever device code asks for becomes the trace's own; on meta, small tensors keep their values beside them.
+
+A meta tensor has no values, and a mask, an index table or a drawn number is asked for them. So small tensors that come
+with values (example inputs, what factory functions make, buffers) have a *twin* on the CPU, and what is computed from
+tensors with twins alone is computed on the twins as well. Weights have none.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 import torch
@@ -22,17 +27,86 @@ def _is_accelerator(device: Any) -> bool:
     return kind in {"cuda", "xpu", "hpu", "mps", "npu", "xla", "privateuseone"}
 
 
+SMALL = 2**16  # elements, up to which a tensor has a twin
+
+
+class Twins:
+    """CPU tensors with the values of meta tensors. ``below``: those known before, which are looked up and not changed."""
+
+    def __init__(self, below: Twins | None = None) -> None:
+        self.below = below
+        self._known: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._lost: set[int] = set()  # storages of twins that were written to with values nobody knows
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """The twin of ``tensor``; a tensor that is not on meta is its own."""
+        if not tensor.is_meta:
+            return tensor
+        pair = self._known.get(id(tensor))
+        if pair is None:
+            return self.below.of(tensor) if self.below is not None else None
+        return None if self._lost and _storage(pair[1]) in self._lost else pair[1]
+
+    def put(self, tensor: torch.Tensor, twin: torch.Tensor) -> None:
+        """Make ``twin`` hold the values of ``tensor``."""
+        if tensor.is_meta and twin.numel() <= SMALL and not twin.is_meta:
+            self._known[id(tensor)] = tensor, twin.detach()
+
+    def lose(self, tensor: torch.Tensor) -> None:
+        """``tensor`` was written to with unknown values: nothing is known of it and its views any more."""
+        twin = self.of(tensor)
+        if twin is not None and tensor.is_meta:
+            self._lost.add(_storage(twin))
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def tensors_among(values: Any) -> Iterator[torch.Tensor]:
+    """The tensors in nested lists, tuples, dicts and slices, in order."""
+    if isinstance(values, torch.Tensor):
+        yield values
+    elif isinstance(values, (list, tuple)):
+        for value in values:
+            yield from tensors_among(value)
+    elif isinstance(values, dict):
+        for value in values.values():
+            yield from tensors_among(value)
+    elif isinstance(values, slice):
+        yield from tensors_among((values.start, values.stop, values.step))
+
+
+def replaced(values: Any, change: Callable[[Any], Any]) -> Any:
+    """``values`` with ``change`` applied to everything in nested lists, tuples, dicts and slices."""
+    if isinstance(values, torch.Tensor):
+        return change(values)
+    if isinstance(values, (list, tuple)):
+        changed = [replaced(value, change) for value in values]
+        if isinstance(values, list):
+            return changed
+        return type(values)(*changed) if hasattr(values, "_fields") else tuple(changed)
+    if isinstance(values, dict):
+        return {key: replaced(value, change) for key, value in values.items()}
+    if isinstance(values, slice):
+        return slice(*(replaced(part, change) for part in (values.start, values.stop, values.step)))
+    return change(values)
+
+
 class DeviceMode(TorchFunctionMode):
     """Every device that code asks for becomes the trace's device.
 
     On ``cpu`` accelerators become the CPU. On ``meta`` the CPU does too, and what is made without a device is made on
-    meta, as under ``torch.device("meta")``; random generators are left out, for meta tensors draw nothing.
+    meta, as under ``torch.device("meta")``.
     """
 
-    def __init__(self, device: TraceDevice) -> None:
+    def __init__(self, device: TraceDevice, twins: Twins | None = None) -> None:
         super().__init__()
+        self.twins = twins if twins is not None else Twins()
         self.device = torch.device(device)
         self.on_meta = device == "meta"
+        self._moved: dict[int, torch.Tensor] = {}
+        self._kept: list[torch.Tensor] = []
         self._rewrites: dict[Any, Callable[[tuple[Any, ...], dict[str, Any]], tuple[Any, ...]]] = {
             torch.Tensor.to: self._to,
             torch.Tensor.type: self._type,
@@ -67,8 +141,6 @@ class DeviceMode(TorchFunctionMode):
                 kwargs["device"] = self.device
         elif self.on_meta and func in self._constructors and func is not torch.normal:
             kwargs["device"] = self.device
-        if self.on_meta and kwargs.get("generator") is not None:
-            del kwargs["generator"]
         rewrite = self._rewrites.get(func)
         if rewrite is not None:
             args = rewrite(args, kwargs)
@@ -85,4 +157,92 @@ class DeviceMode(TorchFunctionMode):
         if func is torch.Tensor.record_stream:
             return None
         func, args = self.rewrite(func, args, kwargs)
-        return func(*args, **kwargs)
+        return self.execute(func, args, kwargs)
+
+    def execute(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """The call itself; on meta on the twins as well, if all tensors in it have one."""
+        if not self.on_meta:
+            return func(*args, **kwargs)
+        args, kwargs = self._all_on_meta(args, kwargs)
+        given = list(tensors_among((args, kwargs)))
+        twins = [self.twins.of(t) for t in given]
+        known = all(twin is not None for twin in twins)
+        versions = [(t, t._version) for t, twin in zip(given, twins, strict=True) if twin is not None and not known]
+        on_twins = {key: value for key, value in kwargs.items() if key != "device"}
+        if "device" in kwargs:
+            on_twins["device"] = "cpu"
+        drawing = kwargs.pop("generator", None)  # meta tensors draw nothing, and a CPU generator does not fit them
+        try:
+            result = func(*args, **kwargs)
+        except (RuntimeError, NotImplementedError):
+            if not known or not given or any(t.requires_grad for t in given):
+                return self._by_positions(func, args, kwargs)
+            result = None
+            values = self._on_twins(func, args, on_twins)
+            return replaced(values, self._on_meta) if any(True for _ in tensors_among(values)) else values
+        finally:
+            if drawing is not None:
+                kwargs["generator"] = drawing
+        for tensor, version in versions:
+            if tensor._version != version:
+                self.twins.lose(tensor)
+        made = list(tensors_among(result))
+        makes = known and (given or func in self._constructors) and all(t.numel() <= SMALL for t in made)
+        if makes and (made or any(t._version for t in given)):
+            values = self._on_twins(func, args, on_twins)
+            for tensor, twin in zip(made, tensors_among(values), strict=True):
+                self.twins.put(tensor, twin)
+        return result
+
+    def _on_twins(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        def twin(value: Any) -> Any:
+            if isinstance(value, torch.Tensor):
+                return self.twins.of(value)
+            return torch.device("cpu") if isinstance(value, torch.device) and value.type == "meta" else value
+
+        with torch.no_grad():
+            return func(*replaced(args, twin), **replaced(kwargs, twin))
+
+    def _on_meta(self, value: Any) -> Any:
+        if not isinstance(value, torch.Tensor) or value.is_meta:
+            return value
+        moved = value.to("meta")
+        self.twins.put(moved, value)
+        return moved
+
+    def _by_positions(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Indexing by a mask whose values are known, of a tensor whose values are not: by the positions in the mask."""
+        if getattr(func, "__name__", "") == "masked_select" and len(args) == 2:
+            func = torch.Tensor.__getitem__
+        if getattr(func, "__name__", "") != "__getitem__":
+            return func(*args, **kwargs)
+        index = args[1] if isinstance(args[1], tuple) else (args[1],)
+        positions: list[Any] = []
+        for part in index:
+            if isinstance(part, torch.Tensor) and part.dtype in (torch.bool, torch.uint8):
+                mask = self.twins.of(part)
+                if mask is None:
+                    return func(*args, **kwargs)
+                positions += [self._on_meta(p) for p in mask.nonzero(as_tuple=True)]
+            else:
+                positions.append(part)
+        return torch.Tensor.__getitem__(args[0], tuple(positions))
+
+    def _all_on_meta(self, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """Arguments with CPU tensors (from numpy, from a file) put on meta; a 0-dim CPU tensor mixes with any device."""
+        if all(t.is_meta or t.dim() == 0 for t in tensors_among((args, kwargs))):
+            return args, kwargs
+
+        def move(value: Any) -> Any:
+            if not isinstance(value, torch.Tensor) or value.is_meta or value.dim() == 0:
+                return value
+            if value.requires_grad:
+                raise RuntimeError("a CPU tensor that requires grad meets meta tensors")
+            known = self._moved.get(id(value))
+            if known is None:
+                known = self._on_meta(value)
+                self._moved[id(value)] = known
+                self._kept.append(value)
+            return known
+
+        return replaced(args, move), replaced(kwargs, move)

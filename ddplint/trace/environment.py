@@ -11,7 +11,7 @@ import functools
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -120,16 +120,20 @@ def _fake_process_group(rank: int, world_size: int) -> Iterator[None]:
         yield
         return
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
-    keep = {
-        "init_process_group": _answer(None),
-        "destroy_process_group": _answer(None),
-        "monitored_barrier": _answer(None),
-    }
+    lacking = {"monitored_barrier": _answer(None)}
     try:
-        with patched(dist, **keep), patched(dist.distributed_c10d, **keep):
+        with process_group_kept(), patched(dist, **lacking), patched(dist.distributed_c10d, **lacking):
             yield
     finally:
         dist.destroy_process_group()
+
+
+@contextmanager
+def process_group_kept() -> Iterator[None]:
+    """The process group that is there stays: a target that sets one up or takes it down changes nothing."""
+    keep = {"init_process_group": _answer(None), "destroy_process_group": _answer(None)}
+    with patched(dist, **keep), patched(dist.distributed_c10d, **keep):
+        yield
 
 
 def _load_on_cpu(load: Callable[..., Any]) -> Callable[..., Any]:
@@ -166,6 +170,25 @@ def _ask_rank(plain: Callable[..., int], environment: Environment) -> Callable[.
 
 
 @contextmanager
+def cuda_answered() -> Iterator[None]:
+    """What a target asks of CUDA and of the compiler is answered, where there is no GPU; the process group is left alone."""
+    nvtx = SimpleNamespace(
+        rangePushA=_answer(0), rangePop=_answer(0), rangeStartA=_answer(0), rangeEnd=_answer(None), markA=_answer(None)
+    )
+    # Without CUDA SyncBatchNorm refuses its input (torch/nn/modules/batchnorm.py); its gradient paths are BatchNorm's.
+    batch_norm = nn.modules.batchnorm._BatchNorm.forward
+    with ExitStack() as stack:
+        if not torch.cuda.is_available():
+            stack.enter_context(patched(torch.cuda, **_cuda_answers()))
+            stack.enter_context(patched(torch.cuda.nvtx, _nvtx=nvtx))
+            stack.enter_context(patched(torch, Generator=_CpuGenerator))
+        stack.enter_context(patched(torch, compile=_compile, load=_load_on_cpu(torch.load)))
+        stack.enter_context(patched(nn.Module, compile=_uncompiled_method))
+        stack.enter_context(patched(nn.SyncBatchNorm, forward=batch_norm))
+        yield
+
+
+@contextmanager
 def without_gpu(rank: int = 0, world_size: int = 2) -> Iterator[Environment]:
     """The whole environment: CUDA's answers, no compiler, one rank of a fake process group, draws that can be forced.
 
@@ -173,21 +196,8 @@ def without_gpu(rank: int = 0, world_size: int = 2) -> Iterator[Environment]:
     ``random`` are these.
     """
     environment = Environment()
-    nvtx = SimpleNamespace(
-        rangePushA=_answer(0), rangePop=_answer(0), rangeStartA=_answer(0), rangeEnd=_answer(None), markA=_answer(None)
-    )
-    # Without CUDA SyncBatchNorm refuses its input (torch/nn/modules/batchnorm.py); its gradient paths are BatchNorm's.
-    batch_norm = nn.modules.batchnorm._BatchNorm.forward
-    no_gpu: AbstractContextManager[None] = nullcontext()
     with ExitStack() as stack:
-        if not torch.cuda.is_available():
-            no_gpu = patched(torch.cuda, **_cuda_answers())
-            stack.enter_context(patched(torch.cuda.nvtx, _nvtx=nvtx))
-            stack.enter_context(patched(torch, Generator=_CpuGenerator))
-        stack.enter_context(no_gpu)
-        stack.enter_context(patched(torch, compile=_compile, load=_load_on_cpu(torch.load)))
-        stack.enter_context(patched(nn.Module, compile=_uncompiled_method))
-        stack.enter_context(patched(nn.SyncBatchNorm, forward=batch_norm))
+        stack.enter_context(cuda_answered())
         stack.enter_context(_fake_process_group(rank, world_size))
         variables = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size}
         stack.enter_context(_variables({name: str(value) for name, value in variables.items()}))

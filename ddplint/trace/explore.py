@@ -63,10 +63,12 @@ Judge = Callable[[Path], frozenset[str]]
 class State:
     """A model's own state, to start each path from the same place: buffers, parameters' values, plain attributes."""
 
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
+    def __init__(self, built: Built) -> None:
+        model = built.model
         self._modules = [(m, self._attributes(m)) for m in model.modules()]
         self._tensors = [(t, t.detach().clone(), t._version) for t in (*model.parameters(), *model.buffers())]
+        known = ((t, built.twins.of(t)) for t in model.buffers())
+        self._twins = [(twin, twin.clone()) for t, twin in known if twin is not None and t.is_meta]
 
     @staticmethod
     def _attributes(module: nn.Module) -> dict[str, Any]:
@@ -100,6 +102,8 @@ class State:
                 if tensor._version != version and not tensor.is_meta:
                     tensor.detach().copy_(value)
                 tensor.grad = None
+            for twin, value in self._twins:
+                twin.copy_(value)
         self._tensors = [(t, value, t._version) for t, value, _ in self._tensors]
 
 
@@ -148,7 +152,7 @@ class Explorer:
     ) -> None:
         self.target, self.built, self.device, self.judge = target, built, device, judge
         self.rank, self.limit, self.default = rank, limit, default
-        self.state = State(built.model)
+        self.state = State(built)
         self.runs = 0
         self._done: dict[object, Outcome | None] = {}
 

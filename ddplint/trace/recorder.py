@@ -30,7 +30,7 @@ import torch.fx
 from torch import nn
 from torch.fx.node import _get_qualified_name
 
-from ddplint.trace.devices import TraceDevice
+from ddplint.trace.devices import TraceDevice, Twins
 from ddplint.trace.patching import patched
 from ddplint.trace.sites import Site, call_site, decorated_site
 from ddplint.trace.values import READS, SHAPES, AnsweringMode, Answers, NoValue
@@ -261,11 +261,13 @@ def _composites_open() -> Iterator[None]:
 class Recorder(AnsweringMode):
     """Records one run. Use ``with recorder.recording(): ...``, then ``finish(loss, outputs)``."""
 
-    def __init__(self, model: nn.Module, device: TraceDevice, answers: Answers, *, spell: bool = True) -> None:
+    def __init__(
+        self, model: nn.Module, device: TraceDevice, answers: Answers, *, twins: Twins | None = None, spell: bool = True
+    ) -> None:
         """``spell``: write the fx graph. Without it the nodes stand for themselves, for paths of which only the answer
         is wanted.
         """
-        super().__init__(device, answers)
+        super().__init__(device, answers, twins)
         self.spell = spell
         self.model = model
         self.tracer = _Tracer(model)
@@ -292,7 +294,6 @@ class Recorder(AnsweringMode):
         self._engine = 0  # inside autograd's engine
         self._inside: list[torch.fx.Node] = []  # custom Functions whose backward is running
         self._quiet = not _has_hooks(model)  # no code of the target's runs in backward, but custom Functions'
-        self._on_cpu: dict[int, Tensor] = {}
 
     # ------------------------------------------------------------------ what is written
 
@@ -476,9 +477,7 @@ class Recorder(AnsweringMode):
                 args = self.bounds(args, site)
             args = args if name in READS else self.mask(name, args, site)
         if self._paused or (self._engine and not self._inside):
-            return func(*args, **kwargs)
-        if self.on_meta:
-            args, kwargs = self._all_on_meta(args, kwargs)
+            return func(*args, **kwargs) if name in READS else self.execute(func, args, kwargs)
         return self._record(func, name, args, kwargs)
 
     def _read(self, func: Any, name: str, site: Site | None, *args: Any, **kwargs: Any) -> Any:
@@ -525,7 +524,7 @@ class Recorder(AnsweringMode):
         late = bool(attribute) or name == "requires_grad_"  # most of these write no node: look at their inputs only then
         inputs = None if late else [self._consume(t) for t in given]
         try:
-            result = func(*args, **kwargs)
+            result = func(*args, **kwargs) if name in READS else self.execute(func, args, kwargs)
         except (RuntimeError, NotImplementedError, ValueError) as error:
             if self.on_meta and not isinstance(error, torch.cuda.OutOfMemoryError):
                 raise NoValue(f"{name or func} does not run on meta tensors", call_site(sys._getframe(2))) from error
@@ -604,35 +603,10 @@ class Recorder(AnsweringMode):
             for tensor in tensors_in(result):
                 self._hold(tensor, node)
 
-    def _all_on_meta(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """Arguments with CPU tensors (from numpy, from a file) put on meta; a 0-dim CPU tensor mixes with any device."""
-        if all(t.is_meta or t.dim() == 0 for t in tensors_in((args, kwargs))):
-            return args, kwargs
-
-        def move(value: Any) -> Any:
-            if isinstance(value, Tensor):
-                if value.is_meta or value.dim() == 0:
-                    return value
-                if value.requires_grad:
-                    raise NoValue("a CPU tensor that requires grad meets meta tensors", call_site(sys._getframe(3)))
-                known = self._on_cpu.get(id(value))
-                if known is None:
-                    known = self._on_cpu[id(value)] = value.to("meta")
-                    self._alive.append(value)
-                return known
-            if type(value) in (list, tuple):
-                return type(value)(move(item) for item in value)
-            if type(value) is dict:
-                return {key: move(item) for key, item in value.items()}
-            return value
-
-        return move(args), move(kwargs)
-
     def _grad_mode(self, func: Any, args: Any) -> Any:
         enabled = bool(args[0])
-        if not self._paused and not self._engine:
-            if self.spell:
-                self.graph.create_node("call_function", func, (enabled,), {}).meta["nn_module_stack"] = self._stack
+        if self.spell and not self._paused and not self._engine:
+            self.graph.create_node("call_function", func, (enabled,), {}).meta["nn_module_stack"] = self._stack
         if enabled:
             self._grad_off = None
         elif torch.is_grad_enabled() or self._grad_off is None:
@@ -649,8 +623,6 @@ class Recorder(AnsweringMode):
         def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
             if recorder._paused or (recorder._engine and not recorder._inside):
                 return plain(cls, *args, **kwargs)
-            if recorder.on_meta:
-                args, kwargs = recorder._all_on_meta(args, kwargs)
             direct = {id(a) for a in args if isinstance(a, Tensor)}  # nested ones get no gradient (Function's contract)
             enabled = torch.is_grad_enabled()
             edges: dict[torch.fx.Node, bool] = {}

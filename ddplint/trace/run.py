@@ -21,7 +21,7 @@ from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-def
 from ddplint.errors import DdplintError
 from ddplint.rules import matches
 from ddplint.target import Inputs, Target, blame
-from ddplint.trace.devices import DeviceMode, TraceDevice
+from ddplint.trace.devices import DeviceMode, TraceDevice, Twins
 from ddplint.trace.recorder import Recorder, Recording, tensors_in
 from ddplint.trace.sites import Site, call_site
 from ddplint.trace.values import Answers, NoValue, Plan, answering
@@ -32,6 +32,7 @@ class Built:
     """A model fresh from its factory. ``sites``: (id of the owner, attribute) -> where a child was put into it."""
 
     model: nn.Module
+    twins: Twins  # the values of its small buffers, on meta
     trainable: frozenset[str]  # first qualified names of what required grad when the factory returned
     sites: dict[tuple[int, str], Site]
 
@@ -91,10 +92,11 @@ def build(target: Target, device: TraceDevice, documented: Sequence[str], seed: 
     moved. Raises DdplintError for whatever the factory does wrong.
     """
     sites: dict[tuple[int, str], Site] = {}
+    twins = Twins()
     seed_everything(seed)
     with _creation_sites(sites):
         try:
-            with DeviceMode(device):
+            with DeviceMode(device, twins):
                 model = target.build()
         except DdplintError:
             raise
@@ -104,7 +106,7 @@ def build(target: Target, device: TraceDevice, documented: Sequence[str], seed: 
             sites.clear()
             model = _build_and_move(target, seed)
     if device == "meta" and any(not t.is_meta for t in (*model.parameters(), *model.buffers())):
-        model = _moved(model)
+        model = _moved(model, twins)
     if any(isinstance(p, UninitializedTensorMixin) for p in model.parameters()):
         _materialise(model, target, device)
     trainable = frozenset(name for name, p in model.named_parameters() if p.requires_grad)
@@ -119,7 +121,7 @@ def build(target: Target, device: TraceDevice, documented: Sequence[str], seed: 
             parameter.requires_grad_(True)
     for parameter in model.parameters():
         parameter.grad = None
-    return Built(model, trainable, sites)
+    return Built(model, twins, trainable, sites)
 
 
 def _build_and_move(target: Target, seed: int) -> nn.Module:
@@ -134,7 +136,7 @@ def _build_and_move(target: Target, seed: int) -> nn.Module:
     return model
 
 
-def _moved(model: nn.Module) -> nn.Module:
+def _moved(model: nn.Module, twins: Twins) -> nn.Module:
     """``model`` with every tensor on meta. ``Module.to`` would untie shared parameters; here each is moved once."""
     moved: dict[int, torch.Tensor] = {}
 
@@ -146,6 +148,8 @@ def _moved(model: nn.Module) -> nn.Module:
             new = tensor.detach().to("meta")
             if isinstance(tensor, nn.Parameter):
                 new = nn.Parameter(new, tensor.requires_grad)
+            else:
+                twins.put(new, tensor)
             moved[id(tensor)] = new
         return new
 
@@ -161,20 +165,22 @@ def _materialise(model: nn.Module, target: Target, device: TraceDevice) -> None:
     """Lazy modules get their shapes from one forward, as PyTorch asks for before anything else is done with them."""
     with DeviceMode(device), torch.no_grad():
         for make in target.inputs[:1]:
-            args, kwargs = on_device(make(), device)
+            args, kwargs = on_device(make(), device)  # shapes are enough
             try:
                 model(*args, **kwargs)
             except Exception as error:
                 raise blame("the first forward of a lazy module", error) from error
 
 
-def on_device(inputs: Inputs, device: TraceDevice) -> Inputs:
-    """Example inputs with every tensor on ``device``."""
+def on_device(inputs: Inputs, device: TraceDevice, twins: Twins | None = None) -> Inputs:
+    """Example inputs with every tensor on ``device``; ``twins`` keeps the values of small ones."""
 
     def move(value: Any) -> Any:
         if not isinstance(value, torch.Tensor) or value.device.type == device:
             return value
         moved = value.detach().to(device).requires_grad_(value.requires_grad) if value.is_leaf else value.to(device)
+        if twins is not None:
+            twins.put(moved, value)
         return moved
 
     return pytree.tree_map(move, inputs)  # type: ignore[no-any-return]
@@ -202,7 +208,8 @@ def trace(
     """
     start = time.perf_counter()
     model = built.model
-    recorder = Recorder(model, device, answers, spell=spell)
+    twins = Twins(built.twins)
+    recorder = Recorder(model, device, answers, twins=twins, spell=spell)
     received: set[str] = set()
 
     def receives(name: str) -> Callable[[torch.Tensor], None]:
@@ -221,7 +228,7 @@ def trace(
     if reseed:
         seed_everything(plan.seed)
     try:
-        inputs = on_device(target.inputs[plan.inputs](), device) if target.step is None else None
+        inputs = on_device(target.inputs[plan.inputs](), device, twins) if target.step is None else None
         with _no_collection(), answering(answers), recorder.recording():
             loss, notice = _loss(target, model, recorder, inputs)
             if not recorder.backwards or (loss.grad_fn is not None and loss.grad_fn not in _roots(recorder)):

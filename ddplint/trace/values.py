@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import torch
 
-from ddplint.trace.devices import DeviceMode, TraceDevice
+from ddplint.trace.devices import DeviceMode, TraceDevice, Twins
 from ddplint.trace.sites import Site, call_site, draw_site
 
 # Tensor methods and functions whose result is a Python value made from the tensor's data.
@@ -152,8 +152,8 @@ def _shaped(name: str, tensor: torch.Tensor, answer: Answer) -> Any:
 class AnsweringMode(DeviceMode):
     """Devices mapped, and value reads answered: by what is forced, else by the tensor, else (on meta) refused."""
 
-    def __init__(self, device: TraceDevice, answers: Answers) -> None:
-        super().__init__(device)
+    def __init__(self, device: TraceDevice, answers: Answers, twins: Twins | None = None) -> None:
+        super().__init__(device, twins)
         self.answers = answers
 
     def read(self, func: Any, name: str, args: Any, kwargs: Any, site: Site | None) -> Any:
@@ -168,13 +168,14 @@ class AnsweringMode(DeviceMode):
         if fork is not None and name in ("tolist", "numpy", "__array__") and tensor.numel() > 1:
             asked = self.answers.asked[fork]
             asked.listed, asked.free = True, asked.free and self.is_free(tensor)
-        if answer is None and tensor.is_meta:
+        twin = self.twins.of(tensor)
+        if answer is None and twin is None:
             if self.answers.default is None:
                 raise NoValue(f"{name}() reads a tensor's value", site)
             answer = self.answers.default[domain]
         if answer is not None and (tensor.numel() == 1 or name in WHOLE):  # else the read itself is the target's mistake
             return _shaped(name, tensor, answer)
-        value = func(*args, **kwargs)
+        value = self._on_twins(func, args, kwargs) if twin is not None else func(*args, **kwargs)
         self.answers.note(fork, value)
         return value
 
@@ -190,23 +191,23 @@ class AnsweringMode(DeviceMode):
         """The arguments of a call whose result's shape depends on a mask, with the mask that is forced, if one is."""
         if name in SHAPES:
             position = 1 if name == "masked_select" and len(args) > 1 else 0
-            if isinstance(args[position], torch.Tensor) and not args[position].is_meta:
+            if isinstance(args[position], torch.Tensor):
                 _, answer = self.answers.at("mask", site)
                 if answer is not None:
-                    mask = torch.full_like(args[position], bool(answer))
+                    mask = self._all_of(args[position], bool(answer))
                     return (*args[:position], mask, *args[position + 1 :])
         elif name == "where" and len(args) == 1:
             return self.mask("nonzero", args, site)
-        elif (
-            name == "__getitem__"
-            and isinstance(args[1], torch.Tensor)
-            and args[1].dtype is torch.bool
-            and not args[1].is_meta
-        ):
+        elif name == "__getitem__" and isinstance(args[1], torch.Tensor) and args[1].dtype is torch.bool:
             _, answer = self.answers.at("mask", site)
             if answer is not None:
-                return args[0], torch.full_like(args[1], bool(answer))
+                return args[0], self._all_of(args[1], bool(answer))
         return args
+
+    def _all_of(self, mask: torch.Tensor, answer: bool) -> torch.Tensor:
+        """A mask like ``mask`` that is ``answer`` everywhere."""
+        full = torch.full(tuple(mask.shape), answer, dtype=mask.dtype)
+        return full if not mask.is_meta else self._on_meta(full)
 
     def bounds(self, args: tuple[Any, ...], site: Site | None) -> tuple[Any, ...]:
         """The arguments of an indexing with tensors as slice bounds read first: the mode can't see C++ read them."""
