@@ -15,7 +15,7 @@ from typing import Any, NoReturn, get_args
 import click
 
 import ddplint
-from ddplint import checking, decode, explain, schema
+from ddplint import checking, decode, explain, schema, verify
 from ddplint.checking import Options, Subject
 from ddplint.checks import registry
 from ddplint.config import Project, find_project
@@ -60,11 +60,9 @@ def _command(name: str) -> Callable[[_Command], click.Command]:
         def run(debug: bool, **options: Any) -> int:
             try:
                 return function(**options)
-            except DdplintError as error:
-                _say_error(error, debug)
             except Exception as error:
-                _say_error(_unforeseen(error), debug)
-            return NOT_CHECKED
+                _say_error(error, debug)
+                return NOT_CHECKED
 
         command = group.command(name)(run)
         command.params.append(click.Option(["--debug"], is_flag=True, help="Show the traceback if ddplint itself fails."))
@@ -79,7 +77,9 @@ def _unforeseen(error: Exception) -> EngineError:
     return EngineError(what, traceback="".join(traceback.format_exception(error)))
 
 
-def _say_error(error: DdplintError, debug: bool, title: str = "") -> None:
+def _say_error(error: Exception, debug: bool, title: str = "") -> None:
+    if not isinstance(error, DdplintError):
+        error = _unforeseen(error)
     if debug and isinstance(error, EngineError):
         click.echo(error.traceback.rstrip(), err=True)
     click.echo(f"error: {title}: {error}" if title else f"error: {error}", err=True)
@@ -235,7 +235,7 @@ def _check(
             click.echo(f"checking {title} ({number} of {len(subjects)})", err=True)
         try:
             result = checking.checked(subject, options)
-        except DdplintError as error:
+        except Exception as error:
             _say_error(error, click.get_current_context().params["debug"], title)
             failed = True
         else:
@@ -248,6 +248,85 @@ def _check(
     if failed:
         return NOT_CHECKED
     return FINDINGS if report.fails and not exit_zero else CLEAN
+
+
+@_command("verify")
+@click.option("--ckpt", multiple=True, metavar="NAME", help="A checkpoint type; may be given several times.")
+@click.option("--all", "every", is_flag=True, help="Every checkpoint type of the project.")
+@_target
+@_rules
+@_tracing
+@click.option("--iterations", type=click.IntRange(min=1), metavar="N", help="Iterations of each setting (default: enough).")
+@click.option("--format", "format_", type=click.Choice(verify.FORMATS), default="text", show_default=True)
+@click.option(
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Write the report there, not to stdout.",
+)
+def _verify(
+    ckpt: tuple[str, ...],
+    every: bool,
+    target: str | None,
+    rules: Path | None,
+    iterations: int | None,
+    format_: str,
+    output: Path | None,
+    **how: Any,
+) -> int:
+    """Run real DDP processes, and hold what they do against the rehearsed verdict.
+
+    Two processes on this machine (--ranks), on CPU over gloo; or, started by torchrun, its own ranks, on their
+    GPUs with nccl if there are any. --timeout is for the analysis and for each setting. Exits 0 if both sides
+    agree, 1 if they differ, 2 if they could not be run.
+    """
+    if sum((bool(ckpt), every, target is not None)) > 1:
+        raise DdplintError("--ckpt, --all and --target exclude each other", fix="give one of them")
+    project = _project(rules)
+    options = _how(project, **how)
+    if output is not None:
+        checking.refuse_missing_folder(output)
+    if target is not None:
+        subjects: tuple[Subject | DdplintError, ...] = (_subject(project, None, target),)
+    else:
+        subjects = checking.chosen(project, ckpt, every)
+    results, failed = [], False
+    with verify.started(options, verify.torchrun()) as ranks:
+        if not ranks.leads:
+            ranks.wait()
+            return CLEAN
+        for subject in subjects:
+            try:
+                if isinstance(subject, DdplintError):
+                    raise subject
+                say = _progress(subject.title, options.quiet)
+                results.append(verify.verified(subject, options, ranks, iterations=iterations, say=say))
+            except DdplintError as error:
+                _say_error(error, debug=click.get_current_context().params["debug"])
+                failed = True
+    if results:
+        text = verify.render(format_, results)
+        _print(text) if output is None else checking.replace_file(output, text)
+    if failed:
+        return NOT_CHECKED
+    return FINDINGS if any(result.differing for result in results) else CLEAN
+
+
+def _progress(title: str, quiet: bool) -> verify.Say:
+    """A line on stderr for each setting: on a terminal begun when the setting is, elsewhere written when it is done."""
+    live = sys.stderr.isatty()
+
+    def say(setting: str, real: verify.Real | None) -> None:
+        begun = f"verify {title}: {setting} …"
+        if quiet:
+            return
+        if real is None:
+            if live:
+                click.echo(begun, nl=False, err=True)
+        else:
+            click.echo(f"{'' if live else begun} {real.outcome} ({real.seconds:.1f} s)", err=True)
+
+    return say
 
 
 @_command("why")

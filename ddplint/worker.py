@@ -18,6 +18,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import textwrap
 import time
 import uuid
 from collections.abc import Iterator
@@ -281,7 +282,7 @@ def _at(frames: list[Location]) -> str:
     if not users:
         return ""
     place = users[0]
-    text = linecache.getline(place.file, place.line).strip()
+    text = textwrap.shorten(linecache.getline(place.file, place.line), 100, placeholder=" ...")
     return f" at {shown(place.file)}:{place.line} in {place.function}" + (f" ({text})" if text else "")
 
 

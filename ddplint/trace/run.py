@@ -212,18 +212,15 @@ def trace(
     recorder = Recorder(model, device, answers, twins=twins, spell=spell)
     received: set[str] = set()
 
-    def receives(name: str) -> Callable[[torch.Tensor], None]:
-        def hook(parameter: torch.Tensor) -> None:
-            if parameter.grad is not None:  # the hook also runs where a custom Function returned None
+    def receives(name: str) -> Callable[[torch.Tensor | None], None]:
+        def hook(gradient: torch.Tensor | None) -> None:
+            if gradient is not None:  # the hook also runs where a custom Function returned None
                 received.add(name)
 
         return hook
 
-    handles = [
-        p.register_post_accumulate_grad_hook(receives(name))  # type: ignore[no-untyped-call]
-        for name, p in model.named_parameters()
-        if p.requires_grad
-    ]
+    # Before the gradient is accumulated, so that an optimizer step in a hook of the target's can't take it away first.
+    handles = [p.register_hook(receives(name)) for name, p in model.named_parameters() if p.requires_grad]
     no_backward = ""
     if reseed:
         seed_everything(plan.seed)

@@ -1,0 +1,190 @@
+"""The words of findings and reports: counts, shares, names in short, places, a rule entry to paste."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import PurePath
+
+from ddplint.analysis import Analysis, Cause, Disagreement, Location, Parameter
+from ddplint.fields import toml
+from ddplint.globs import exact_globs
+from ddplint.rules import UnusedRule
+
+_SHOWN = 4  # module names listed before "and N more"
+
+_CAUSES: dict[Cause, str] = {
+    "uncalled": "no operation reads the value",
+    "discarded": "nothing made of the value reaches the loss",
+    "severed": "the value reaches the loss, but the gradient is cut",
+    "output-only": "the value is in forward's output, and the loss leaves it out",
+    "conditional": "some paths use the value, others do not",
+}
+
+
+def count(number: int, noun: str) -> str:
+    """ "1 parameter", "14 parameters"."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def amount(number: int) -> str:
+    """A number of weights: exact up to a million, then "12.3 M" and "69.0 B"."""
+    for factor, unit in ((10**9, " B"), (10**6, " M")):
+        if number >= factor:
+            return f"{number / factor:.1f}{unit}"
+    return f"{number:,}"
+
+
+def size(number: int) -> str:
+    """A number of bytes in binary units: "512 B", "1.5 MiB"."""
+    value = float(number)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TiB"
+
+
+def percent(part: int, whole: int) -> str:
+    """``part`` of ``whole``: "29 %", one decimal below ten, "under 0.1 %" rather than a false zero."""
+    share = 100 * part / whole if whole else 0.0
+    if 0 < share < 0.1:
+        return "under 0.1 %"
+    return f"{share:.0f} %" if share >= 9.95 or share == 0 else f"{share:.1f} %"
+
+
+def weights(parameters: Iterable[Parameter], analysis: Analysis) -> str:
+    """ "1,234 weights, 29 % of the trainable ones"; the share only where all of them are trainable."""
+    group = tuple(parameters)
+    numel = sum(p.numel for p in group)
+    text = "1 weight" if numel == 1 else f"{amount(numel)} weights"
+    if all(p.trainable for p in group):
+        trainable = sum(p.numel for p in analysis.parameters if p.trainable)
+        text += f", {percent(numel, trainable)} of the trainable ones"
+    return text
+
+
+def short(names: Iterable[str]) -> str:
+    """Qualified names in little space: ``encoder.{0,1}.output_proj``, ``layers.{0..47}``, "and 3 more"."""
+    items = _merged(names)
+    texts = [f"`{'.'.join(_alternatives(part) for part in item)}`" for item in items]
+    if len(texts) > _SHOWN:
+        texts = [*texts[: _SHOWN - 1], f"{len(texts) - _SHOWN + 1} more"]
+    return " and ".join([", ".join(texts[:-1]), texts[-1]] if len(texts) > 1 else texts)
+
+
+def _merged(names: Iterable[str]) -> list[tuple[tuple[str, ...], ...]]:
+    """Names that differ in one component as one item: for each position, the components that occur there."""
+    items: list[tuple[tuple[str, ...], ...]] = [tuple((part,) for part in name.split(".")) for name in dict.fromkeys(names)]
+    for position in range(max((len(item) for item in items), default=0)):
+        merged: dict[tuple[object, ...], tuple[tuple[str, ...], ...]] = {}
+        for item in items:
+            if position >= len(item) or len(item) == 1:
+                merged[("", item)] = item
+                continue
+            key = (len(item), item[:position], item[position + 1 :])
+            before = merged[key][position] if key in merged else ()
+            joined = tuple(dict.fromkeys((*before, *item[position])))
+            merged[key] = (*item[:position], joined, *item[position + 1 :])
+        items = list(merged.values())
+    return items
+
+
+def _alternatives(parts: Sequence[str]) -> str:
+    if len(parts) == 1:
+        return parts[0]
+    if all(part.isdecimal() for part in parts):
+        numbers = sorted(int(part) for part in parts)
+        if len(numbers) > 2 and numbers[-1] - numbers[0] == len(numbers) - 1:
+            return f"{{{numbers[0]}..{numbers[-1]}}}"
+        return f"{{{','.join(str(number) for number in numbers)}}}"
+    return f"{{{','.join(parts)}}}"
+
+
+def roots(parameters: Iterable[Parameter], analysis: Analysis) -> tuple[str, ...]:
+    """The outermost modules that hold ``parameters`` and nothing else that was traced, else parameters."""
+    group = names(parameters)
+    inside = Counter(prefix for name in group for prefix in _prefixes(name))
+    whole = _holding(tuple(p.name for p in analysis.parameters if p.usage is not None))
+    found = (next((at for at in _prefixes(name) if inside[at] >= whole[at]), name) for name in group)
+    return tuple(dict.fromkeys(found))
+
+
+@functools.lru_cache(maxsize=2)
+def _holding(known: tuple[str, ...]) -> Counter[str]:
+    """How many of the parameters each module holds; asked once a group, so it is kept."""
+    return Counter(prefix for name in known for prefix in _prefixes(name))
+
+
+def _prefixes(name: str) -> list[str]:
+    parts = name.split(".")
+    return [".".join(parts[:depth]) for depth in range(1, len(parts) + 1)]
+
+
+def subject(parameters: Sequence[Parameter], analysis: Analysis) -> str:
+    """Who a finding is about: "7 parameters of `ffn` (1,234 weights, 29 % of the trainable ones)"."""
+    where = roots(parameters, analysis)
+    if set(where) != {p.name for p in parameters}:
+        who = f"{count(len(parameters), 'parameter')} of {short(where)}"
+    elif len(parameters) > 1:
+        who = f"{count(len(parameters), 'parameter')} {short(where)}"
+    else:
+        who = short(where)
+    return f"{who} ({weights(parameters, analysis)})"
+
+
+def names(parameters: Iterable[Parameter | Disagreement]) -> tuple[str, ...]:
+    """The parameters' names, for ``Finding.parameters``."""
+    return tuple(parameter.name for parameter in parameters)
+
+
+def verb(parameters: Sequence[object], singular: str, plural: str) -> str:
+    """The verb's form that goes with ``subject``."""
+    return singular if len(parameters) == 1 else plural
+
+
+def place(location: Location) -> str:
+    """ "model.py:88"; the whole path is in the finding's location."""
+    return f"{PurePath(location.file).name}:{location.line}"
+
+
+def because(parameters: Sequence[Parameter]) -> str:
+    """The group's cause, place and reason: "uncalled at model.py:41: `spare` is created here and …"."""
+    first = parameters[0]
+    if first.cause is None:
+        return "for a reason that the trace does not know"
+    reasons = {p.why for p in parameters}
+    words = first.why if len(reasons) == 1 and first.why else _CAUSES[first.cause]
+    where = f" at {place(first.location)}" if first.location else ""
+    return f"{first.cause}{where}: {words}"
+
+
+def freeze(parameters: Sequence[Parameter], analysis: Analysis) -> str:
+    """How to freeze ``parameters``: a line of Python for up to two modules, words for more."""
+    where = roots(parameters, analysis)
+    if len(where) > 2:
+        return f"requires_grad_(False) on {short(where)}"
+    single = names(parameters)
+    calls = [f"model.{'get_parameter' if root in single else 'get_submodule'}({json.dumps(root)})" for root in where]
+    return f"`{'; '.join(f'{call}.requires_grad_(False)' for call in calls)}`"
+
+
+def rule_location(path: str, entry: UnusedRule) -> Location:
+    """The place of a rule entry."""
+    return Location(file=path, line=entry.line)
+
+
+def quoted(patterns: Iterable[str]) -> str:
+    """Patterns as a list in a sentence."""
+    return ", ".join(f"`{pattern}`" for pattern in patterns)
+
+
+def toml_entry(parameters: Sequence[Parameter], analysis: Analysis) -> str:
+    """The ``[[unused]]`` entry that documents exactly ``parameters``, complete but for its reason."""
+    inside = set(names(parameters))
+    others = (name for p in analysis.parameters if p.name not in inside for name in (p.name, *p.aliases))
+    globs = toml(exact_globs(names(parameters), others))
+    when = '\nwhen = "sometimes"' if parameters[0].usage == "sometimes" else ""
+    return f'[[unused]]\nparams = {globs}\nreason = "why they are unused"\naction = "allow"{when}'

@@ -1,0 +1,86 @@
+"""What every report is made of: one result a checkpoint type, and what all formats ask of it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from ddplint.analysis import Analysis, Parameter
+from ddplint.checks.base import Case, Finding
+from ddplint.rules import RuleFile
+
+Verdict = Literal["static", "dynamic", "incomplete"]
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One checkpoint type, or a bare target (``rules`` None), with its trace and the findings about it."""
+
+    analysis: Analysis
+    findings: tuple[Finding, ...] = ()
+    rules: RuleFile | None = None
+
+    @property
+    def ckpt(self) -> str | None:
+        """The checkpoint type's name; None for a bare target."""
+        return self.rules.name if self.rules else None
+
+    @property
+    def case(self) -> Case:
+        """What the checks were asked about."""
+        return Case(self.analysis, self.rules)
+
+    @property
+    def usage(self) -> Verdict:
+        """``incomplete`` if the path budget ended first, ``dynamic`` if some parameter is used sometimes."""
+        if not self.analysis.trace.complete:
+            return "incomplete"
+        return "dynamic" if self.with_usage("sometimes") else "static"
+
+    @property
+    def trainable(self) -> tuple[Parameter, ...]:
+        """The parameters with ``requires_grad``, in the model's order."""
+        return tuple(p for p in self.analysis.parameters if p.trainable)
+
+    def with_usage(self, usage: Literal["always", "sometimes", "never"]) -> tuple[Parameter, ...]:
+        """The trainable parameters of this usage, in the model's order."""
+        return tuple(p for p in self.trainable if p.usage == usage)
+
+    @property
+    def fails(self) -> bool:
+        """Whether a finding is an error or a warning (exit 1)."""
+        return any(finding.severity != "info" for finding in self.findings)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All results of one run. ``folder`` is the working folder that paths are made relative to."""
+
+    results: tuple[Result, ...]
+    folder: str = field(default_factory=os.getcwd)
+
+    @property
+    def fails(self) -> bool:
+        """Whether the run exits 1: some finding is an error or a warning."""
+        return any(result.fails for result in self.results)
+
+    def relative(self, file: str) -> str:
+        """``file`` relative to the working folder where it is inside, else as it is; forward slashes."""
+        path = Path(file)
+        if path.is_absolute():
+            for folder in (Path(self.folder), Path(self.folder).resolve()):
+                if path.is_relative_to(folder):
+                    path = path.relative_to(folder)
+                    break
+        return path.as_posix()
+
+    def target(self, result: Result) -> str:
+        """The result's target, "module:factory" or "path/file.py:factory" with the path made relative."""
+        file, colon, factory = result.analysis.target.rpartition(":")
+        return f"{self.relative(file)}:{factory}" if colon and "/" in file else result.analysis.target
+
+    def title(self, result: Result) -> str:
+        """How a person calls it: the checkpoint type, else the target."""
+        return result.ckpt or self.target(result)

@@ -1,0 +1,10 @@
+"""What holds for every test: set before torch is imported, and inherited by the processes that tests start."""
+
+from __future__ import annotations
+
+import os
+
+# The models are tiny: more threads only wait for each other, and for the other processes on the machine.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+# transformers and timm build models from configurations; no test loads weights.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")

@@ -1,0 +1,55 @@
+"""Workflow commands: escaping, order and limit."""
+
+from __future__ import annotations
+
+from ddplint.analysis import Location
+from ddplint.checks.base import Finding, Severity
+from ddplint.report import Report, Result, render
+from tests.made import analysis, line, rules, used
+
+
+def finding(severity: Severity = "error", message: str = "message", location: Location | None = None) -> Finding:
+    return Finding("DDP999", "a-name", severity, message, (), location, "what to do")
+
+
+def rendered(*findings: Finding) -> list[str]:
+    result = Result(analysis(used("a.w")), findings, rules())
+    return render("github", Report((result,), folder="/work/project")).splitlines()
+
+
+def test_a_command_has_level_place_title_and_message() -> None:
+    assert rendered(finding(location=line(88))) == [
+        "::error file=model.py,line=88,title=DDP999 a-name::hybrid: message%0Afix: what to do"
+    ]
+
+
+def test_without_a_place_the_command_has_only_a_title() -> None:
+    assert rendered(finding()) == ["::error title=DDP999 a-name::hybrid: message%0Afix: what to do"]
+
+
+def test_levels_are_githubs() -> None:
+    commands = rendered(finding("info"), finding("warning"), finding("error"))
+    assert [command.split(" ")[0] for command in commands] == ["::error", "::warning", "::notice"]
+
+
+def test_a_message_cannot_end_its_line_or_start_a_command() -> None:
+    (command,) = rendered(finding(message="100 % of\r\n::error::a, b: c"))
+    assert command.endswith("::hybrid: 100 %25 of%0D%0A::error::a, b: c%0Afix: what to do")
+
+
+def test_a_property_cannot_start_another_one() -> None:
+    (command,) = rendered(finding(location=Location("/work/project/a,line=1:%.py", 5)))
+    assert command.startswith("::error file=a%2Cline=1%3A%25.py,line=5,title=")
+
+
+def test_ten_annotations_of_a_level_and_a_line_about_the_rest() -> None:
+    findings = [finding("warning", f"w{n}") for n in range(12)] + [finding("error", f"e{n}") for n in range(11)]
+    *commands, last = rendered(*findings)
+    assert [command.startswith("::error") for command in commands] == [True] * 10 + [False] * 10
+    assert "e9" in commands[9]
+    assert "left out: 1 error, 2 warnings" in last
+    assert not last.startswith("::")
+
+
+def test_a_clean_result_is_said() -> None:
+    assert rendered() == ["ddplint: hybrid: ok"]

@@ -1,0 +1,468 @@
+"""Options, exit codes, and what goes to stdout and to stderr.
+
+Most tests put hand-made analyses in the worker's place; those at the end run the real command.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ddplint
+from ddplint import cli, worker
+from ddplint.analysis import Analysis, Step
+from ddplint.checks import registry
+from ddplint.errors import DdplintError
+from ddplint.request import Request
+from tests.made import analysis, line, unused, used
+
+ROOT = Path(__file__).resolve().parent.parent
+Call = Callable[..., tuple[int, str, str]]
+
+RULES = """
+[checkpoint]
+name = "{name}"
+[target]
+factory = "{name}.py:build"
+[[unused]]
+params = ["spare"]
+reason = "for later"
+action = "allow"
+"""
+
+
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str]) -> Call:
+    """The command line, in process: (exit code, stdout, stderr)."""
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as caught:
+            cli.main(list(arguments))
+        out, err = capsys.readouterr()
+        assert isinstance(caught.value.code, int)
+        return caught.value.code, out, err
+
+    return run
+
+
+class Worker:
+    """Stands for ``worker.run``: ``answers`` holds an analysis, or an exception, for each factory."""
+
+    def __init__(self) -> None:
+        self.answers: dict[str, Analysis | BaseException] = {}
+        self.requests: list[Request] = []
+        self.options: list[dict[str, Any]] = []
+
+    def run(self, request: Request, **options: Any) -> Analysis:
+        self.requests.append(request)
+        self.options.append(options)
+        answer = self.answers.get(request.target.factory, CLEAN)
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+
+CLEAN = analysis(used("body.weight"), unused("spare.weight"))
+WITH_FINDING = analysis(used("body.weight"), unused("spare.weight"), unused("head.weight", 9))
+
+
+@pytest.fixture
+def traced(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Worker:
+    """A project of two types, ``good`` and ``poor``, in the working folder; ``poor`` has an undocumented parameter."""
+    fake = Worker()
+    monkeypatch.setattr(worker, "run", fake.run)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rules").mkdir()
+    for name in ("good", "poor"):
+        (tmp_path / "rules" / f"{name}.toml").write_text(RULES.format(name=name))
+    fake.answers["poor.py:build"] = WITH_FINDING
+    return fake
+
+
+def test_version_and_help(call: Call) -> None:
+    assert call("--version") == (0, f"ddplint {ddplint.__version__}\n", "")
+    code, out, _ = call("--help")
+    assert code == 0
+    assert {"check", "why", "rule", "schema", "decode", "init"} <= set(out.split())
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["bogus"],
+        ["check", "--bogus"],
+        ["check", "--format", "jsn"],
+        ["check", "--device", "cuda"],
+        ["check", "--paths", "0"],
+        ["check", "--timeout", "0"],
+        ["check", "--timeout", "soon"],
+        ["why"],
+        ["init"],
+    ],
+)
+def test_wrong_usage_exits_2(arguments: list[str], call: Call) -> None:
+    code, out, err = call(*arguments)
+    assert (code, out) == (2, "")
+    assert "Traceback" not in err
+    assert err.splitlines()[-1].startswith("Error: ")
+
+
+@pytest.mark.usefixtures("traced")
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (["check"], "rules: there are 2 checkpoint types; name one with --ckpt, or take --all: good, poor"),
+        (["check", "--ckpt", "godo"], 'rules: no checkpoint type "godo", did you mean "good"? (there are: good, poor)'),
+        (["check", "--all", "--ckpt", "good"], "--ckpt, --all and --target exclude each other; give one of them"),
+        (["check", "--all", "--target", "x.py"], "--ckpt, --all and --target exclude each other; give one of them"),
+        (["why", "x", "--ckpt", "a", "--target", "b"], "--ckpt and --target exclude each other; give one of them"),
+        (["check", "--all", "--rules", "nowhere"], "--rules: no such folder: nowhere; name the folder of the rule files"),
+        (["check", "--all", "--output", "no/x"], "no: no such folder; make it, or name another than no/x"),
+        (["why", "spar.weight", "--ckpt", "good"], 'no parameter "spar.weight", did you mean "spare.weight"?; the model'),
+        (["rule", "DDP1O1"], "rule: no rule 'DDP1O1'; did you mean DDP101? the rules are DDP101"),
+        (["check", "--all", "--select", "DDP1,DDP8"], "--select: no rule 'DDP8'; "),
+    ],
+)
+def test_bad_input_is_one_line(arguments: list[str], error: str, call: Call) -> None:
+    code, out, err = call(*arguments)
+    assert (code, out) == (2, "")
+    assert len(err.splitlines()) == 1
+    assert err.startswith(f"error: {error}")
+
+
+def test_exit_codes(traced: Worker, call: Call) -> None:
+    assert call("check", "--ckpt", "good")[0] == 0
+    assert call("check", "--ckpt", "poor")[0] == 1
+    assert call("check", "--all")[0] == 1
+    assert call("check", "--all", "--exit-zero")[0] == 0
+    assert call("check", "--all", "--ignore", "DDP101")[0] == 0
+    traced.answers["good.py:build"] = DdplintError("does not build")
+    assert call("check", "--ckpt", "good")[0] == 2
+    assert call("check", "--ckpt", "good", "--exit-zero")[0] == 2
+
+
+def test_findings_of_severity_info_exit_0(traced: Worker, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = registry.run
+
+    def informed(*arguments: Any) -> Any:
+        return tuple(dataclasses.replace(finding, severity="info") for finding in found(*arguments))
+
+    monkeypatch.setattr(registry, "run", informed)
+    code, out, _ = call("check", "--ckpt", "poor", "--format", "json")
+    assert [finding["severity"] for finding in json.loads(out)["results"][0]["findings"]] == ["info"]
+    assert code == 0
+
+
+def test_types_that_can_be_checked_are_reported_beside_one_that_can_not(traced: Worker, call: Call) -> None:
+    traced.answers["good.py:build"] = DdplintError("does not build", where="good.py:3")
+    (Path("rules") / "broken.toml").write_text("[checkpoint\n")
+    code, out, err = call("check", "--all", "--format", "json", "--exit-zero")
+    assert code == 2
+    assert [result["ckpt"] for result in json.loads(out)["results"]] == ["poor"]
+    first, second = err.splitlines()
+    assert first == "error: good: good.py:3: does not build"
+    assert second.startswith("error: rules/broken.toml:1: broken TOML")
+
+
+def test_without_any_result_nothing_is_reported(traced: Worker, call: Call) -> None:
+    Path("report.json").write_text("of yesterday")
+    traced.answers["good.py:build"] = DdplintError("does not build")
+    for output in ([], ["--output", "report.json"]):
+        code, out, err = call("check", "--ckpt", "good", "--format", "json", *output)
+        assert (code, out, err) == (2, "", "error: does not build\n")
+    assert Path("report.json").read_text() == "of yesterday"
+
+
+def test_stdout_has_the_report_alone(traced: Worker, call: Call) -> None:
+    traced.answers["good.py:build"] = analysis(used("body.weight"), unused("spare.weight"), notices=("the mean stands in",))
+    _, out, err = call("check", "--all", "--format", "json")
+    assert json.loads(out)["schema_version"] == 1
+    assert err == "note: good: the mean stands in\n"
+    assert call("check", "--ckpt", "good", "--format", "json")[2] == "note: the mean stands in\n"
+    assert call("check", "--ckpt", "good", "--quiet")[2] == ""
+
+
+@pytest.mark.usefixtures("traced")
+def test_progress_is_for_terminals(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert call("check", "--all")[2] == ""
+    for stream in (sys.stdout, sys.stderr):
+        monkeypatch.setattr(stream, "isatty", lambda: True)
+    _, out, err = call("check", "--all")
+    assert err == "checking good (1 of 2)\nchecking poor (2 of 2)\n"
+    assert "\x1b" not in out
+    assert call("check", "--all", "--quiet")[2] == ""
+
+
+def test_what_a_terminal_can_not_show_is_escaped(traced: Worker, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = line(3, "grün = self.größe  # → \ud800")
+    traced.answers["good.py:build"] = analysis(unused("head.weight", location=place))
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="latin-1"))
+    assert call("check", "--ckpt", "good")[0] == 1
+    assert "> grün = self.größe  # \\u2192 \\ud800" in written.getvalue().decode("latin-1")
+
+
+def test_output_goes_to_a_file(traced: Worker, call: Call) -> None:
+    assert call("check", "--ckpt", "poor", "--format", "github", "--output", "report.txt") == (1, "", "")
+    assert Path("report.txt").read_text().startswith("::error file=")
+    assert sorted(path.name for path in Path().iterdir()) == ["report.txt", "rules"]
+
+
+def test_options_go_over_the_projects_settings(traced: Worker, call: Call) -> None:
+    Path("ddplint.toml").write_text('device = "meta"\ntimeout = 7\nignore = ["DDP1"]\n')
+    assert call("check", "--ckpt", "poor")[0] == 0
+    assert (traced.requests[-1].device, traced.options[-1]["timeout"]) == ("meta", 7.0)
+    changed = ["--device", "cpu", "--timeout", "2.5", "--ignore", "DDP2", "--paths", "3", "--ranks", "4", "--steps", "5"]
+    assert call("check", "--ckpt", "poor", "--verbose", *changed)[0] == 1
+    request = traced.requests[-1]
+    assert (request.device, request.paths, request.ranks, request.steps) == ("cpu", 3, 4, 5)
+    assert traced.options[-1] == {"timeout": 2.5, "verbose": True, "quiet": False}
+
+
+def test_the_defaults(traced: Worker, call: Call) -> None:
+    call("check", "--ckpt", "good", "--no-cache")
+    assert traced.requests == [
+        Request(traced.requests[0].target, documented=("spare",), device="auto", paths=None, ranks=2, steps=3)
+    ]
+    assert traced.options == [{"timeout": 300.0, "verbose": False, "quiet": False}]
+
+
+def test_codes_are_a_list_with_commas(traced: Worker, call: Call) -> None:
+    arguments = ["check", "--ckpt", "poor", "--format", "json"]
+    assert call(*arguments, "--select", "DDP2, stale-rule")[0] == 0
+    assert call(*arguments, "--select", "DDP2,undocumented-unused")[0] == 1
+    assert call(*arguments, "--select", "DDP1", "--ignore", "ddp101,")[0] == 0
+
+
+def test_a_bare_target_needs_no_rules(traced: Worker, call: Call) -> None:
+    code, out, _ = call("check", "--target", "net.py", "--format", "json")
+    assert code == 1
+    (result,) = json.loads(out)["results"]
+    assert result["ckpt"] is None
+    (request,) = traced.requests
+    assert (request.target.factory, request.target.from_module) == ("net.py:build", True)
+    assert request.target.base == os.getcwd()
+
+
+def test_why(traced: Worker, call: Call) -> None:
+    way = (Step("linear", "spare", line(7), carries=False),)
+    traced.answers["good.py:build"] = analysis(unused("spare.weight", cause="severed"), way=way, notices=("a note",))
+    code, out, err = call("why", "--ckpt", "good", "weight")
+    assert (code, err) == (0, "note: a note\n")
+    assert out.startswith("spare.weight: never used; severed\n")
+    assert [request.explain for request in traced.requests] == ["weight", "spare.weight"]
+
+
+def _stdin(monkeypatch: pytest.MonkeyPatch, text: bytes) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text)))
+
+
+def test_decode(traced: Worker, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    _stdin(monkeypatch, b"\xffParameter indices which did not receive grad for rank 1: 1\n")
+    code, out, err = call("decode", "--ckpt", "good")
+    assert (code, err) == (0, "")
+    assert out.startswith("index 1, rank 1: spare.weight; uncalled (")
+    assert len(out.splitlines()) == 1
+
+
+def test_decode_refuses_another_text_before_a_trace(traced: Worker, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    _stdin(monkeypatch, b"CUDA out of memory")
+    code, out, err = call("decode", "--ckpt", "good")
+    assert (code, out) == (2, "")
+    assert err.startswith("error: no DDP error in the text; ")
+    assert traced.requests == []
+
+
+def test_init_writes_a_rule_file_that_checks_clean(traced: Worker, call: Call) -> None:
+    Path("net.py").write_text("def build(): ...\ndef inputs(): ...\n")
+    assert call("init", "--target", "net.py") == (0, "", "note: wrote rules/net.toml\n")
+    assert call("check", "--ckpt", "net")[0] == 0
+    assert call("init", "--target", "net.py") == (
+        2,
+        "",
+        "error: rules/net.toml: exists already; move it away, or choose another with --output\n",
+    )
+    assert call("init", "--target", "net.py", "--ckpt", "other", "--output", "rules/x.toml", "--quiet") == (0, "", "")
+    assert call("check", "--ckpt", "other")[0] == 0
+
+
+def test_rule_prints_a_page_or_the_list(call: Call) -> None:
+    code, out, _ = call("rule", "ddp101")
+    assert code == 0
+    assert out.startswith("# DDP101 undocumented-unused (error)\n")
+    code, out, _ = call("rule")
+    assert code == 0
+    codes = [row.split()[0] for row in out.splitlines()]
+    assert codes == sorted(codes)
+    assert {"DDP101", "DDP202", "DDP902"} <= set(codes)
+
+
+def test_schema_is_json(call: Call) -> None:
+    code, out, _ = call("schema")
+    assert code == 0
+    assert json.loads(out)["properties"]["checkpoint"]["type"] == "object"
+
+
+def test_a_bug_is_one_line_and_its_traceback_an_option(traced: Worker, call: Call) -> None:
+    traced.answers["good.py:build"] = KeyError("no such node")
+    code, out, err = call("check", "--ckpt", "good")
+    assert (code, out) == (2, "")
+    assert len(err.splitlines()) == 1
+    assert err.startswith("error: KeyError: 'no such node' (at ")
+    assert "this is a bug of ddplint" in err
+    err = call("check", "--ckpt", "good", "--debug")[2]
+    assert err.startswith("Traceback (most recent call last):\n")
+    assert err.splitlines()[-1].startswith("error: KeyError: ")
+
+
+def test_a_bug_about_one_type_does_not_hide_the_others(traced: Worker, call: Call) -> None:
+    traced.answers["good.py:build"] = KeyError("no such node")
+    code, out, err = call("check", "--all", "--format", "json")
+    assert code == 2
+    assert [result["ckpt"] for result in json.loads(out)["results"]] == ["poor"]
+    assert err.startswith("error: good: KeyError: 'no such node' (at ")
+
+
+def test_an_engines_bug_has_the_workers_traceback(traced: Worker, call: Call) -> None:
+    traced.answers["good.py:build"] = worker.EngineError("KeyError: 'x'", traceback="Traceback of the worker\n")
+    assert "Traceback" not in call("check", "--all")[2]
+    assert call("check", "--all", "--debug")[2].startswith("Traceback of the worker\nerror: good: KeyError: 'x'; ")
+
+
+def test_an_interruption_is_quiet(traced: Worker, call: Call) -> None:
+    traced.answers["good.py:build"] = KeyboardInterrupt()
+    code, out, err = call("check", "--ckpt", "good")
+    assert (code, out, err.strip()) == (130, "", "")
+
+
+TARGET = """
+import sys, time, warnings
+from pathlib import Path
+import torch
+from torch import nn
+
+print("imported")
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.used, self.spare = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        print("forward", x.shape)
+        sys.__stdout__.write("to the real stdout\\n")
+        warnings.warn("old")
+        return self.used(x).sum()
+
+def build():
+    return Net()
+
+def inputs():
+    return (torch.randn(2, 4),), {}
+"""
+
+
+def command(*arguments: str, cwd: Path, **options: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "ddplint", *arguments],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "timeout": 120, **options},
+    )
+
+
+def test_the_real_command_keeps_a_targets_prints_off_stdout(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(TARGET)
+    done = command("check", "--target", "net.py", "--format", "json", cwd=tmp_path)
+    (result,) = json.loads(done.stdout)["results"]
+    assert [entry["name"] for entry in result["unused"]] == ["spare.weight", "spare.bias"]
+    assert result["trace"]["agrees_with_autograd"] is True
+    assert done.returncode == 1
+    said = done.stderr.splitlines()
+    assert {"imported", "forward torch.Size([2, 4])", "to the real stdout"} <= set(said)
+    assert [text for text in said if text.startswith("note: no loss given")]
+    assert "warn" not in done.stderr
+
+
+def test_the_parent_never_imports_torch(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(TARGET)
+    code = """
+        import sys
+        heavy = {"torch", "networkx", "numpy", "rich"}
+        import ddplint.cli
+        print(sorted(heavy & set(sys.modules)), file=sys.stderr)
+        try:
+            ddplint.cli.main(["check", "--target", "net.py", "--quiet"])
+        finally:
+            print(sorted(heavy & set(sys.modules)), file=sys.stderr)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert "undocumented-unused" in done.stdout
+    assert done.stderr == "[]\n[]\n"
+    assert done.returncode == 1
+
+
+def test_a_reader_that_has_seen_enough_is_no_error() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    done = command("rule", "DDP101", cwd=ROOT, stdout=write)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs the device that is always full")
+def test_a_full_disk_is_one_line() -> None:
+    with open("/dev/full", "w") as full:
+        done = command("rule", "DDP101", cwd=ROOT, stdout=full)
+    assert (done.returncode, done.stderr) == (2, "error: stdout: can't be written: No space left on device\n")
+
+
+@pytest.fixture
+def hanging(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """The real command on a target that hangs, and has said so in a file."""
+    (tmp_path / "net.py").write_text(
+        "import os, pathlib, time\npathlib.Path('new').write_text(str(os.getpid()))\n"
+        "os.rename('new', 'pid')\ntime.sleep(1000)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ddplint", "check", "--target", "net.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "pid").exists():
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+        time.sleep(0.02)
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def test_ctrl_c_is_quiet_and_leaves_nothing(hanging: subprocess.Popen[str], tmp_path: Path) -> None:
+    hanging.send_signal(signal.SIGINT)
+    out, err = hanging.communicate(timeout=20)
+    assert (hanging.returncode, out, err.strip()) == (130, "", "")
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)

@@ -1,0 +1,236 @@
+"""Random programs: ddplint's answer against real backward runs, and against a real two-process DDP.
+
+Hundreds here, derandomized; thousands by ``python tests/programs_nightly.py``. Each mismatch that either of them
+ever found is below in FOUND, as the smallest source that showed it, with the truth.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, example, given, settings
+
+from ddplint.analysis import Analysis, Disagreement, Usage
+from ddplint.errors import DdplintError
+from tests import programs_oracle
+from tests.programs import Apply, Branch, Condition, Layer, Limits, Program, Within, programs, smaller, source
+from tests.programs_nightly import drawn
+from tests.programs_oracle import Oracle, ask, compare, compare_texts, rehearsed_and_real
+
+FIXED = settings(derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck), print_blob=False)
+HEAD = """\
+import random
+import numpy as np
+import torch
+from torch import nn
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one = nn.Linear(4, 4)
+        self.two = nn.Linear(4, 4)
+
+    def forward(self, x):
+"""
+TAIL = """
+
+def build():
+    return Model()
+
+
+def inputs():
+    return (torch.randn(3, 4),), {}
+
+
+def loss(output):
+    return output.sum()
+"""
+ONE, TWO = frozenset({"one.weight", "one.bias"}), frozenset({"two.weight", "two.bias"})
+NONE: frozenset[str] = frozenset()
+
+# name -> (the body of Model.forward, the parameters never used, those used sometimes)
+FOUND = {
+    # Unused only where forks are answered differently: forcing one of them, or all alike, does not show it.
+    "forks_that_must_meet": (
+        """\
+        a = self.two(x)
+        if random.random() < 0.5:
+            a = a + self.one(x)
+        if random.random() >= 0.5:
+            a = a + self.one(x)
+        if torch.rand(1) < 0.5:
+            a = a + self.one(x)
+        if torch.rand(1) >= 0.5:
+            a = a + self.one(x)
+        return a
+""",
+        NONE,
+        ONE,
+    ),
+    # A fork that only a later step comes to: forcing it from the first step's state never reaches it.
+    "a_fork_of_the_second_step": (
+        """\
+        self.count = getattr(self, "count", 0) + 1
+        a = self.two(x)
+        if self.count % 2 == 0 and np.random.randint(8) == 3:
+            a = self.one(a)
+        return a
+""",
+        NONE,
+        ONE,
+    ),
+}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@settings(FIXED, max_examples=200)
+@given(programs())
+def test_ddplint_and_real_backward_agree(tmp_path_factory: pytest.TempPathFactory, program: Program) -> None:
+    assert compare(program, tmp_path_factory.getbasetemp()).mismatches == ()
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_found_mismatches_stay_mended(name: str, tmp_path: Path) -> None:
+    body, never, sometimes = FOUND[name]
+    analysis = ask(HEAD + body + TAIL, tmp_path)
+    usage = {p.name: p.usage for p in analysis.parameters}
+    assert {n for n, u in usage.items() if u == "never"} == never
+    assert {n for n, u in usage.items() if u == "sometimes"} == sometimes
+    assert analysis.trace.disagreements == ()
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_their_truth_is_what_backward_says(name: str) -> None:
+    body, never, sometimes = FOUND[name]
+    runs, _ = Oracle(HEAD + body + TAIL).natural(range(40))
+    assert {n for n in ONE | TWO if not runs.used_in_some(n)} == never
+    assert {n for n in ONE | TWO if runs.varies(n)} == sometimes
+
+
+def test_a_real_ddp_of_two_processes_does_what_was_rehearsed(tmp_path: Path) -> None:
+    compared = rehearsed_and_real(drawn(24, 7, Limits(forks=False)), tmp_path)
+    assert {f.name: real for f, (_, real) in compared.items()} == {
+        f.name: rehearsed for f, (rehearsed, _) in compared.items()
+    }
+    assert len(compared) >= 12
+
+
+# ---------------------------------------------------------------------- the oracle and the strategy themselves
+
+BRANCHING = Program(
+    (
+        Branch(Condition("random", "a"), (Layer("a", "a", "linear"),)),
+        Layer("b", "b", "bare", call="unused"),
+        Within("no_grad", (Layer("c", "c", "norm"),)),
+    ),
+    in_loss=("a", "c"),
+)
+
+
+def test_the_oracle_sees_never_and_sometimes() -> None:
+    runs, base = Oracle(source(BRANCHING, watched=True)).natural(range(8))
+    assert base.count == 8
+    assert [n for n in ("m0.weight", "m0.bias") if runs.varies(n)] == ["m0.weight", "m0.bias"]
+    assert [n for n in ("m1.weight", "m2.weight", "m2.bias") if runs.used_in_some(n)] == []
+    assert not runs.unused_in_some("stem.weight")
+
+
+def test_forced_runs_take_branches_that_data_does_not() -> None:
+    program = Program((Branch(Condition("nan", "a"), (Layer("a", "a", "linear"),)),))
+    oracle = Oracle(source(program, watched=True))
+    assert not oracle.natural(range(4))[0].used_in_some("m0.weight")
+    assert oracle.forced(8).varies("m0.weight")
+
+
+@pytest.mark.parametrize(
+    ("name", "usage", "kind"),
+    [
+        ("m0.weight", "always", "false-all-clear"),
+        ("m0.weight", "never", "false-alarm"),
+        ("m1.weight", "sometimes", "unseen"),
+        ("stem.bias", "sometimes", "unseen"),
+        ("stem.bias", "never", "false-alarm"),
+        ("m2.bias", "always", "false-all-clear"),
+    ],
+)
+def test_a_wrong_answer_is_a_mismatch(
+    name: str, usage: Usage, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wrong(text: str, folder: Path) -> Analysis:
+        right = ask(text, folder)
+        changed = [replace(p, usage=usage, evidence="observed") if p.name == name else p for p in right.parameters]
+        return replace(right, parameters=tuple(changed))
+
+    monkeypatch.setattr(programs_oracle, "ask", wrong)
+    assert [(m.kind, m.what) for m in compare(BRANCHING, tmp_path).mismatches] == [(kind, name)]
+
+
+def test_a_disagreement_an_error_and_a_crash_are_mismatches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def differs(text: str, folder: Path) -> Analysis:
+        right = ask(text, folder)
+        record = replace(right.trace, disagreements=(Disagreement("stem.bias", True, True, False),))
+        return replace(right, trace=record)
+
+    def refuses(text: str, folder: Path) -> Analysis:
+        raise DdplintError("no", where="here")
+
+    def crashes(text: str, folder: Path) -> Analysis:
+        raise KeyError("stem")
+
+    for instead, kind in ((differs, "disagreement"), (refuses, "wrong-error"), (crashes, "crash")):
+        monkeypatch.setattr(programs_oracle, "ask", instead)
+        assert [m.kind for m in compare(BRANCHING, tmp_path).mismatches] == [kind]
+
+
+def test_a_program_without_a_gradient_has_to_be_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dead = Program((Apply("a", "a", "a", "detach"),))
+    answered = ask(source(BRANCHING), tmp_path)
+    assert compare(dead, tmp_path).outcome == "refused"
+    monkeypatch.setattr(programs_oracle, "ask", lambda text, folder: answered)
+    assert [m.kind for m in compare(dead, tmp_path).mismatches] == ["no-error"]
+
+
+@settings(FIXED, max_examples=100)
+@example(BRANCHING)
+@given(programs())
+def test_a_program_is_python_and_its_watched_form_differs_in_choose_alone(program: Program) -> None:
+    plain, watched = source(program), source(program, watched=True)
+    compile(plain, "program.py", "exec")
+    pairs = list(zip(plain.splitlines(), watched.splitlines(), strict=True))
+    assert [p for p, w in pairs if "choose(" not in w] == [w for _, w in pairs if "choose(" not in w]
+    for line, forked in pairs:
+        start = forked.split("choose(")[0]
+        assert line.startswith(start)
+
+
+@settings(FIXED, max_examples=30)
+@given(programs())
+def test_smaller_programs_come_to_an_end(program: Program) -> None:
+    steps = 0
+    while (candidate := next(smaller(program), None)) is not None:
+        assert candidate != program
+        program = candidate
+        steps += 1
+        assert steps < 1000
+    assert program.body == ()
+
+
+def test_the_same_seed_draws_the_same_programs() -> None:
+    assert drawn(20, 3, Limits()) == drawn(20, 3, Limits())
+    assert drawn(20, 3, Limits()) != drawn(20, 4, Limits())
+
+
+def test_texts_can_be_compared_without_a_tree(tmp_path: Path) -> None:
+    text = HEAD + "        return self.one(x) + self.two(x).detach()\n" + TAIL
+    verdict = compare_texts(text, text, tmp_path)
+    assert verdict.mismatches == ()
+    assert verdict.analysis is not None
+    assert {p.name for p in verdict.analysis.unused()} == TWO
