@@ -139,10 +139,9 @@ def _trace(request: Request, device: TraceDevice, reason: str, default: dict[str
     graphs: list[GradientGraph] = []
 
     def judge(path: Path) -> frozenset[str]:
-        graph = gradient_graph(path.recording)
+        used, differing, graph = answers(path, gradient_graph(path.recording))
         if not graphs:
             graphs.append(graph)
-        used, differing = answers(path, graph)
         for d in differing:
             disagreements.setdefault(d.name, d)
         return frozenset(name for name, is_used in used.items() if is_used)

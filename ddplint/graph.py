@@ -7,7 +7,7 @@ gradient flows along it. What gradient reaches from the loss is the first of the
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import networkx as nx
 import torch.fx
@@ -81,6 +81,27 @@ def reached_without(graph: GradientGraph, avoid: Iterable[Node]) -> set[Node]:
     """What gradient reaches from the roots if it can't go through the nodes ``avoid``."""
     avoided = set(avoid)
     return _closure(graph.graph, graph.roots - avoided, live_only=True, avoid=avoided)
+
+
+def refined(graph: GradientGraph, recording: Recording) -> GradientGraph:
+    """``graph`` with those edges of an operation with several live inputs that autograd's own node of it holds.
+
+    The recorder's rule takes every input that requires grad for one that gets gradient. Some operations use the shape of
+    an input only, and of a call with several results each is made of some of the inputs: autograd tells which.
+    """
+    finer = graph.graph.copy()
+    for node, op in recording.ops.items():
+        live = [producer for producer, is_live in op.inputs if is_live]
+        functions = recording.made.get(node)
+        if not functions or op.opaque or op.custom or (len(live) < 2 and op.name != "getitem"):
+            continue
+        kept = recording.behind(functions)
+        for producer in live:
+            finer.edges[node, producer]["live"] = producer in kept
+        if op.name == "getitem":  # made of what autograd says, not of all that the call was given
+            finer.remove_edges_from([(node, producer) for producer in live if producer not in kept])
+            finer.add_edges_from(((node, producer) for producer in kept), live=True)
+    return replace(graph, graph=finer, reached=frozenset(_closure(finer, graph.roots, live_only=True)))
 
 
 def _closure(graph: nx.DiGraph[Node], roots: Iterable[Node], *, live_only: bool, avoid: Iterable[Node] = ()) -> set[Node]:

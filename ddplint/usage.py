@@ -11,7 +11,7 @@ import torch.fx
 from torch import nn
 
 from ddplint.analysis import Cause, Disagreement, Location, Parameter, Step
-from ddplint.graph import GradientGraph, op_of
+from ddplint.graph import GradientGraph, op_of, refined
 from ddplint.trace.explore import Outcome
 from ddplint.trace.run import Built, Path
 from ddplint.trace.sites import Site
@@ -31,12 +31,14 @@ class Explained:
     value: str = ""  # the module whose value it is, where one line serves several: each is a finding of its own
 
 
-def answers(path: Path, graph: GradientGraph) -> tuple[dict[str, bool], tuple[Disagreement, ...]]:
-    """Whether each parameter gets a gradient on this path, and where the three answers differ for no known reason.
+def answers(path: Path, graph: GradientGraph) -> tuple[dict[str, bool], tuple[Disagreement, ...], GradientGraph]:
+    """Whether each parameter gets a gradient on this path, where the three answers differ for no known reason, and the
+    graph, refined where an operation used only the shape of an input.
 
-    Backward is the truth where it ran, else autograd's graph. Two differences have a known reason: a custom Function that
-    returns None for an input (autograd's graph holds the input, no gradient arrives), and a backward inside a custom
-    Function's backward, as of a re-entrant checkpoint (autograd's graph does not hold what it reaches).
+    Backward is the truth where it ran, else autograd's graph. Two differences have a known reason: autograd's graph holds
+    a parameter and no gradient arrives (a custom Function that returns None for an input, a call with several results of
+    which some are not used), and a backward inside a custom Function's backward, as of a re-entrant checkpoint, reaches
+    what autograd's graph does not hold.
     """
     used: dict[str, bool] = {}
     differing = []
@@ -45,6 +47,9 @@ def answers(path: Path, graph: GradientGraph) -> tuple[dict[str, bool], tuple[Di
     stopping = any(not live and not op_of(p).opaque for _, p, live in _function_edges(graph))
     named = [call.leaves for call in recording.backwards if call.inside is None]
     ids = {name: id(p) for name, p in path.built.model.named_parameters()}
+    received = path.received
+    if received is not None and any(n in graph.reached and name not in received for name, n in recording.parameters.items()):
+        graph = refined(graph, recording)
     for name, parameter in path.built.model.named_parameters():
         if not parameter.requires_grad:
             continue
@@ -56,13 +61,16 @@ def answers(path: Path, graph: GradientGraph) -> tuple[dict[str, bool], tuple[Di
         by_backward = None if path.received is None else name in path.received
         truth = by_autograd if by_backward is None else by_backward
         used[name] = truth
-        autograd_explained = (by_autograd and stopping and not truth) or (truth and nested and not by_autograd)
+        undefined = by_autograd and not truth and (stopping or not by_graph)  # it is in the graph, and no gradient arrives
+        autograd_explained = undefined or (truth and nested and not by_autograd)
         if by_backward is None and by_autograd != by_graph and (stopping or nested):
             used[name] = by_graph  # what autograd's walk can't see, where no backward can settle it
             continue
+        if by_autograd and by_graph and not truth:
+            continue
         if by_graph != truth or (by_autograd != truth and not autograd_explained):
             differing.append(Disagreement(name, by_graph, by_autograd, by_backward))
-    return used, tuple(differing)
+    return used, tuple(differing), graph
 
 
 def _function_edges(graph: GradientGraph) -> Iterable[tuple[Node, Node, bool]]:
@@ -77,21 +85,23 @@ def explain(path: Path, graph: GradientGraph, name: str) -> Explained:
     node = path.recording.parameters.get(name)
     if node is None or graph.graph.in_degree(node) == 0:
         return _uncalled(path, graph, name)
-    carried, cuts, last = _follow(graph, node)
+    carried, cuts, last, read = _follow(graph, node)
+    if carried & graph.roots:  # in autograd's graph, as one of several inputs or results of a call
+        user = next(user for user, _ in graph.consumers(node))
+        why = f"autograd's graph holds it, but no gradient arrives: {_call(user)}"
+        return Explained("severed", op_of(user).site, why, name)
     reached_outputs = [n for n in _output_nodes(path) if n in carried]
     if reached_outputs and name in path.from_outputs:
         output = max(reached_outputs, key=lambda n: op_of(n).index)
         site = op_of(output).site
-        return Explained(
-            "output-only",
-            site,
-            f"it reaches forward's output through {_call(output)}, and the loss does not use that output",
-            name,
-            op_of(output).module,
-        )
-    severing = [cut for cut in cuts if cut in graph.towards_loss or op_of(cut).name in READS - {"__bool__"}]
-    if severing:
-        cut = min(severing, key=lambda n: op_of(n).index)
+        why = f"it reaches forward's output through {_call(output)}, and the loss does not use that output"
+        cut = _first(graph, [cut for cut in cuts if cut in graph.towards_loss])
+        if cut is not None:
+            site = _cut_site(cut)
+            why = f"it reaches forward's output through {_call(output)}, and the loss uses it without gradient: {_call(cut)}"
+        return Explained("output-only", site, why, name, op_of(output).module)
+    cut = _first(graph, [cut for cut in cuts if read or cut in graph.towards_loss])
+    if cut is not None:
         return Explained("severed", _cut_site(cut), _cut_sentence(cut), name)
     site = op_of(last).site
     inner = _inner(site)
@@ -105,8 +115,17 @@ def _output_nodes(path: Path) -> list[Node]:
     return list(output.args[0][1])  # (loss, outputs), see Recorder.finish
 
 
-def _follow(graph: GradientGraph, start: Node) -> tuple[set[Node], list[Node], Node]:
-    """Where the value of ``start`` goes: the nodes that still carry gradient to it, those that cut it, the last of all."""
+def _first(graph: GradientGraph, cuts: Sequence[Node]) -> Node | None:
+    """The first of ``cuts``. Those seldom meant come last: an update through ``.data``, a checkpoint seen from outside."""
+    checkpoints = {function for function, _ in graph.nested}
+    return min(cuts, key=lambda n: (op_of(n).name == "data" or n in checkpoints, op_of(n).index), default=None)
+
+
+def _follow(graph: GradientGraph, start: Node) -> tuple[set[Node], list[Node], Node, bool]:
+    """Where the value of ``start`` goes: the nodes that still carry gradient to it, those that cut it, the last of all,
+    and whether it is turned into Python on the way (a branch on it is not: it says nothing about the value's use).
+    """
+    read = False
     carried, cuts = {start}, []
     seen = {start}
     queue = deque([start])
@@ -115,6 +134,7 @@ def _follow(graph: GradientGraph, start: Node) -> tuple[set[Node], list[Node], N
         node = queue.popleft()
         for user, live in graph.consumers(node):
             op = op_of(user)
+            read = read or op.name in READS - {"__bool__"}
             keeps = live and op.carries and node in carried
             if keeps and user not in carried:
                 carried.add(user)
@@ -122,13 +142,14 @@ def _follow(graph: GradientGraph, start: Node) -> tuple[set[Node], list[Node], N
                 queue.append(user)
             elif not keeps:
                 if node in carried:
-                    cuts.append(user)
+                    past = not live and op_of(node).writes and op_of(node).carries  # written past autograd, then used
+                    cuts.append(node if past and node is not start else user)
                 if user not in seen and user not in graph.towards_loss:
                     seen.add(user)
                     queue.append(user)
             if op.index > op_of(last).index:
                 last = user
-    return carried, [c for c in cuts if c not in carried], last
+    return carried, [c for c in cuts if c not in carried or op_of(c).writes], last, read
 
 
 def _call(node: Node) -> str:
@@ -152,6 +173,8 @@ def _cut_sentence(cut: Node) -> str:
         return f"gradients are switched off here while {_call(cut)} uses it"
     if op.grad_off is not None:
         return f"{_call(cut)} uses it with gradients switched off"
+    if op.writes and op.carries:
+        return f"{_call(cut)} writes it into memory past autograd (through `.data` or a detached alias)"
     if op.custom:
         return f"the custom Function `{op.name}` gives it no gradient{_inner(op.site)}"
     if op.name in READS:

@@ -180,7 +180,7 @@ def test_description_before_anything_is_known() -> None:
 
 def test_a_function_that_returns_none_is_no_disagreement() -> None:
     one = traced(gradients.FunctionReturnsNone.spec())
-    used, differing = answers(one.path, one.graph)
+    used, differing, _ = answers(one.path, one.graph)
     assert differing == ()
     assert used == {"live.weight": True, "live.bias": True, "dead.weight": False, "dead.bias": False}
     assert "dead.weight" in one.path.walked
@@ -188,7 +188,7 @@ def test_a_function_that_returns_none_is_no_disagreement() -> None:
 
 def test_a_reentrant_checkpoint_is_no_disagreement() -> None:
     one = traced(gradients.CheckpointReentrant.spec())
-    used, differing = answers(one.path, one.graph)
+    used, differing, _ = answers(one.path, one.graph)
     assert differing == ()
     assert all(used.values())
     assert "inner.0.weight" not in one.path.walked
@@ -197,7 +197,7 @@ def test_a_reentrant_checkpoint_is_no_disagreement() -> None:
 def test_a_difference_without_a_reason_is_a_disagreement() -> None:
     one = traced(SPEC)
     without = replace(one.graph, reached=frozenset())
-    used, differing = answers(one.path, without)
+    used, differing, _ = answers(one.path, without)
     names = {name for name, is_used in used.items() if is_used}
     assert {d.name for d in differing} == names
     assert {(d.graph, d.autograd, d.backward) for d in differing} == {(False, True, True)}

@@ -178,6 +178,7 @@ def cuda_answered() -> Iterator[None]:
     # Without CUDA SyncBatchNorm refuses its input (torch/nn/modules/batchnorm.py); its gradient paths are BatchNorm's.
     batch_norm = nn.modules.batchnorm._BatchNorm.forward
     with ExitStack() as stack:
+        stack.enter_context(patched(sys, excepthook=sys.excepthook))  # init_process_group puts its own in front
         if not torch.cuda.is_available():
             stack.enter_context(patched(torch.cuda, **_cuda_answers()))
             stack.enter_context(patched(torch.cuda.nvtx, _nvtx=nvtx))

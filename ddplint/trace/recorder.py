@@ -26,6 +26,7 @@ from types import BuiltinFunctionType, FunctionType, MethodDescriptorType, Wrapp
 from typing import Any, cast
 
 import torch
+import torch.distributed as dist
 import torch.fx
 from torch import nn
 from torch.fx.node import _get_qualified_name
@@ -56,6 +57,7 @@ class Op:
     index: int = 0
     opaque: bool = False  # not seen by the mode: inputs come from autograd's graph
     custom: bool = False  # a torch.autograd.Function of Python's
+    writes: bool = False  # it wrote into an input
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,30 @@ class Recording:
     constants: dict[str, Any]
     backwards: list[BackwardCall]
     called: set[str]  # qualified names of the modules whose __call__ ran
+    made: dict[torch.fx.Node, list[Any]] = field(default_factory=dict)  # the grad_fn of what a node made
+    makers: dict[int, torch.fx.Node] = field(default_factory=dict)  # id of a grad_fn -> the node that made it
+    leaves: dict[int, torch.fx.Node] = field(default_factory=dict)  # id of a leaf tensor -> its node
     outputs: list[Any] = field(default_factory=list)  # what the root module's calls returned
+
+    def behind(self, functions: Sequence[Any]) -> set[torch.fx.Node]:
+        """The nodes that autograd's graph reaches first from ``functions``, those of one node."""
+        own = {id(f) for f in functions}
+        found: set[torch.fx.Node] = set()
+        stack, seen = list(functions), set()
+        while stack:
+            function = stack.pop()
+            if function is None or id(function) in seen:
+                continue
+            seen.add(id(function))
+            node = self.makers.get(id(function)) if id(function) not in own else None
+            if node is not None:
+                found.add(node)
+            elif hasattr(function, "variable"):
+                if (leaf := self.leaves.get(id(function.variable))) is not None:
+                    found.add(leaf)
+            else:
+                stack.extend(f for f, _ in function.next_functions)
+        return found
 
     def graph_module(self, model: nn.Module) -> torch.fx.GraphModule:
         """The recorded run as a module: the run's input tensors in, ``(loss, outputs)`` out.
@@ -175,6 +200,11 @@ _REARRANGING = frozenset(
         *("data", "expand", "split", "chunk", "index_select", "type", "mT", "t", "unflatten", "type_as"),
     }
 )
+_COLLECTIVES = (
+    *("all_gather", "all_gather_into_tensor", "reduce_scatter", "reduce_scatter_tensor", "all_to_all", "all_to_all_single"),
+)
+# Calls that use only the shape, dtype or device of tensors after the first few: how many do count.
+_SHAPE_ONLY = {"expand_as": 1, "view_as": 1, "reshape_as": 1, "type_as": 1}
 _NEGATIONS = frozenset({"logical_not", "bitwise_not", "__invert__"})
 _OPPOSITES = {"le": "gt", "__le__": "__gt__", "ge": "lt", "__ge__": "__lt__", "ne": "eq", "__ne__": "__eq__"}
 # Operations that draw from torch's generators: no two calls give the same.
@@ -210,6 +240,8 @@ def _importable(func: Any) -> bool:
 
 def _has_torch_function(tensors: Sequence[Any]) -> bool:
     """``torch._C._has_torch_function`` without the mode: True for tensor subclasses that override torch functions."""
+    if not torch._C._is_torch_function_enabled():  # a subclass's own handler is calling through
+        return False
     for tensor in tensors:
         kind = type(tensor)
         if kind is Tensor or kind is nn.Parameter or not hasattr(kind, "__torch_function__"):
@@ -285,14 +317,21 @@ class Recorder(AnsweringMode):
         self._values: dict[int, torch.fx.Node] = {}  # the node whose value a tensor object is
         self._states: dict[int, torch.fx.Node] = {}  # the node that last wrote it
         self._writes: dict[int, tuple[torch.fx.Node, int]] = {}  # storage -> last in-place write, id of autograd's base
+        self._storages: dict[int, torch.fx.Node] = {}  # memory -> the last call that made a tensor there
         self._functions: dict[int, torch.fx.Node] = {}  # grad_fn -> the node that made it
+        self._made: dict[torch.fx.Node, list[Any]] = {}
         self._alive: list[Any] = []  # ids stay unique while the objects live
         self._stack: ModuleStack = {}
         self._stacks: list[ModuleStack] = []
         self._grad_off: Site | None = None
+        self._grad_off_before: Site | None = None  # the place to come back to when grad mode is on for a while
         self._paused = 0
+        self._inner: list[Tensor] = []  # parameters that a custom Function's forward used
         self._engine = 0  # inside autograd's engine
         self._inside: list[torch.fx.Node] = []  # custom Functions whose backward is running
+        self._wrapped: torch.fx.Node | None = None  # the last call on tensors that functorch wraps
+        self._born: dict[int, Site] = {}  # where parameters were made in the run itself
+        self._autocasts: list[torch.fx.Node] = []  # entered and not yet left
         self._quiet = not _has_hooks(model)  # no code of the target's runs in backward, but custom Functions'
 
     # ------------------------------------------------------------------ what is written
@@ -326,6 +365,7 @@ class Recorder(AnsweringMode):
     def _hold(self, tensor: Tensor, node: torch.fx.Node) -> None:
         self._values[id(tensor)] = self._states[id(tensor)] = node
         self._alive.append(tensor)
+        self._storages[self._memory(tensor)] = node
         if tensor.requires_grad:
             self._own(tensor, node)
 
@@ -333,6 +373,7 @@ class Recorder(AnsweringMode):
         function = tensor.grad_fn
         if function is not None:
             self._functions[id(function)] = node
+            self._made.setdefault(node, []).append(function)
             self._alive.append(function)
 
     def _leaf(self, tensor: Tensor) -> torch.fx.Node:
@@ -349,6 +390,13 @@ class Recorder(AnsweringMode):
             op.opaque, op.site = True, call_site(sys._getframe(1))
             op.name = tensor.grad_fn.name()
             op.inputs = self._behind(tensor)
+        elif (maker := self._storages.get(self._memory(tensor))) is not None:
+            op.site = self._born.get(id(tensor)) or call_site(sys._getframe(1))
+            op.name = type(tensor).__name__  # an nn.Parameter made of a value, an array's memory: no gradient through it
+            op.inputs = [(maker, False)]
+        wrapped = self._wrapped if id(tensor) not in self._registered else None
+        if wrapped is not None and torch._C._functorch.maybe_current_level() is None:
+            op.inputs, self._wrapped = [*op.inputs, (wrapped, False)], None  # vmap and its like unwrap unseen
         self._hold(tensor, node)
         return node
 
@@ -401,6 +449,14 @@ class Recorder(AnsweringMode):
     def _base(tensor: Tensor) -> Tensor:
         base = tensor._base
         return tensor if base is None else base
+
+    @classmethod
+    def _memory(cls, tensor: Tensor) -> int:
+        """What tells that two tensors lie in the same memory: its address, or on meta the storage's."""
+        try:
+            return tensor.data_ptr() or cls._storage(tensor)
+        except (NotImplementedError, RuntimeError):
+            return -id(tensor)
 
     @staticmethod
     def _storage(tensor: Tensor) -> int:
@@ -476,6 +532,8 @@ class Recorder(AnsweringMode):
             elif name in _INDEXING:
                 args = self.bounds(args, site)
             args = args if name in READS else self.mask(name, args, site)
+        if self._paused:
+            self._inner += [t for t in _given(args, kwargs) if id(t) in self._parameter_ids]
         if self._paused or (self._engine and not self._inside):
             return func(*args, **kwargs) if name in READS else self.execute(func, args, kwargs)
         return self._record(func, name, args, kwargs)
@@ -518,6 +576,9 @@ class Recorder(AnsweringMode):
     def _record(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
         given = _given(args, kwargs)
         versions = _versions(given)
+        if name in _SHAPE_ONLY or name.endswith("_like") or name in ("new_zeros", "new_ones", "new_empty", "new_full"):
+            given = given[: _SHAPE_ONLY.get(name, 0)]  # of the others only shape, dtype or device is used
+            versions = versions[: len(given)]
         live = [t.requires_grad for t in given]
         spelled = func.args[0] if type(func) is functools.partial else func  # a read: what is called stands for what answers
         attribute = func.__self__.__name__ if name in ("__get__", "__set__") else ""
@@ -543,7 +604,8 @@ class Recorder(AnsweringMode):
         enabled = torch.is_grad_enabled()
         edges: dict[torch.fx.Node, bool] = {}
         for tensor, pairs in zip(given, inputs, strict=True):
-            kept = enabled or any(tensor is w for w in written)
+            itself = any(tensor is w for w in written)
+            kept = itself or (enabled and not (name == "__set__" and attribute == "data"))  # past autograd's back
             for node, flag in pairs:
                 edges[node] = edges.get(node, False) or (flag and kept)
         bases = [base for t in written if (base := t._base) is not None]
@@ -552,12 +614,14 @@ class Recorder(AnsweringMode):
                 for node, flag in self._consume_before(base, live, given):
                     edges[node] = edges.get(node, False) or flag
         carries = any(t.requires_grad for t in outputs) or any(t.requires_grad for t in written)
-        op = Op(attribute or name, list(edges.items()), carries, call_site(sys._getframe(2)))
+        op = Op(attribute or name, list(edges.items()), carries, call_site(sys._getframe(2)), writes=bool(written))
         if not enabled:
             op.grad_off = self._grad_off or op.site
         kind, target, fx_args, fx_kwargs = self._call(spelled, args, kwargs)
         node = self._write(self._target_graph, kind, target, fx_args, fx_kwargs, op)
         self._place(node, result, outputs, written, bases)
+        if torch._C._functorch.maybe_current_level() is not None:
+            self._wrapped = node
         return result
 
     def _consume_before(self, base: Tensor, live: list[bool], given: list[Tensor]) -> list[tuple[torch.fx.Node, bool]]:
@@ -607,10 +671,12 @@ class Recorder(AnsweringMode):
         enabled = bool(args[0])
         if self.spell and not self._paused and not self._engine:
             self.graph.create_node("call_function", func, (enabled,), {}).meta["nn_module_stack"] = self._stack
+        frame = sys._getframe(2)
         if enabled:
-            self._grad_off = None
+            self._grad_off_before, self._grad_off = self._grad_off, None
+        elif frame.f_code.co_name == "__exit__" and self._grad_off_before is not None:  # of enable_grad within no_grad
+            self._grad_off, self._grad_off_before = self._grad_off_before, None
         elif torch.is_grad_enabled() or self._grad_off is None:
-            frame = sys._getframe(2)
             self._grad_off = decorated_site(frame) or call_site(frame)
         return func(*args)
 
@@ -636,10 +702,13 @@ class Recorder(AnsweringMode):
                 if id(tensor) in direct:
                     slots.append([node for node, _ in pairs])
             recorder._paused += 1
+            recorder._inner = []
             try:
                 result = plain(cls, *args, **kwargs)
             finally:
                 recorder._paused -= 1
+            for parameter in recorder._inner:
+                edges.setdefault(recorder._value(parameter), False)
             outputs = list(tensors_in(result))
             written = [t for t, a, b in zip(given, versions, _versions(given), strict=True) if a != b]
             op = Op(cls.__name__, list(edges.items()), any(t.requires_grad for t in outputs), call_site(sys._getframe(1)))
@@ -751,6 +820,56 @@ class Recorder(AnsweringMode):
 
         return call
 
+    def _new_parameter(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        def new(cls: Any, *args: Any, **kwargs: Any) -> Any:
+            parameter = plain(cls, *args, **kwargs)
+            if (site := call_site(sys._getframe(1))) is not None:
+                self._born[id(parameter)] = site
+                self._alive.append(parameter)
+            return parameter
+
+        return new
+
+    def _collective(self, name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
+        """A collective that fills its first argument from its second: data flows, gradient does not."""
+
+        @functools.wraps(plain)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            result = plain(*args, **kwargs)
+            if self._paused or self._engine or len(args) < 2:
+                return result
+            edges = {node: False for t in tensors_in(args[1]) for node, _ in self._consume(t)}
+            filled = list(tensors_in(args[0]))
+            op = Op(name, list(edges.items()), False, call_site(sys._getframe(1)))
+            node = self._write(self.side, "call_function", _named(plain, name), (), {}, op)
+            for tensor in filled:
+                self._value(tensor)
+                self._states[id(tensor)] = node
+            return result
+
+        return call
+
+    def _enter_autocast(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        """``torch.autocast`` as the nodes that export's graphs have for it (torch/amp/autocast_mode.py)."""
+
+        def enter(mode: Any) -> Any:
+            if self.spell and not self._paused and not self._engine:
+                args = (mode.device, mode.fast_dtype, mode._enabled, mode._cache_enabled)
+                node = self.graph.create_node("call_function", torch.amp.autocast_mode._enter_autocast, args, {})
+                self._autocasts.append(node)
+            return plain(mode)
+
+        return enter
+
+    def _exit_autocast(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        def leave(mode: Any, *exc: Any) -> Any:
+            if self.spell and not self._paused and not self._engine and self._autocasts:
+                node = self._autocasts.pop()
+                self.graph.create_node("call_function", torch.amp.autocast_mode._exit_autocast, (node,), {})
+            return plain(mode, *exc)
+
+        return leave
+
     def _inference(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         def enter(mode: Any) -> Any:
             frame = sys._getframe(1)
@@ -774,6 +893,13 @@ class Recorder(AnsweringMode):
             hooks = torch.autograd.graph.saved_tensors_hooks
             stack.enter_context(patched(hooks, __enter__=self._loud(hooks.__enter__)))
             stack.enter_context(patched(Tensor, register_hook=self._loud(Tensor.register_hook)))
+            stack.enter_context(patched(nn.Parameter, __new__=self._new_parameter(nn.Parameter.__new__)))
+            collectives = {name: self._collective(name, vars(dist)[name]) for name in _COLLECTIVES}
+            stack.enter_context(patched(dist, **collectives))
+            stack.enter_context(patched(dist.distributed_c10d, **collectives))
+            cast = torch.autocast
+            enter, leave = cast.__enter__, cast.__exit__
+            stack.enter_context(patched(cast, __enter__=self._enter_autocast(enter), __exit__=self._exit_autocast(leave)))
             stack.enter_context(patched(inference, __enter__=self._inference(inference.__enter__)))
             stack.enter_context(self)
             yield self
@@ -787,7 +913,18 @@ class Recorder(AnsweringMode):
             if op.site is not None:
                 code, line = op.site.code, op.site.line
                 node.meta["stack_trace"] = f'File "{code.co_filename}", line {line}, in {code.co_name}'
-        return Recording(self.graph, self.ops, self.parameters, self.constants, self.backwards, self.called, self.outputs)
+        return Recording(
+            graph=self.graph,
+            ops=self.ops,
+            parameters=self.parameters,
+            constants=self.constants,
+            backwards=self.backwards,
+            called=self.called,
+            made=self._made,
+            makers=self._functions,
+            leaves=self._values,
+            outputs=self.outputs,
+        )
 
 
 def op_copy(op: Op) -> Op:

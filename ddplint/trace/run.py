@@ -220,7 +220,11 @@ def trace(
         return hook
 
     # Before the gradient is accumulated, so that an optimizer step in a hook of the target's can't take it away first.
-    handles = [p.register_hook(receives(name)) for name, p in model.named_parameters() if p.requires_grad]
+    handles = [
+        p.register_hook(receives(name))  # type: ignore[no-untyped-call]
+        for name, p in model.named_parameters()
+        if p.requires_grad
+    ]
     no_backward = ""
     if reseed:
         seed_everything(plan.seed)

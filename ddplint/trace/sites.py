@@ -141,10 +141,12 @@ def decorated_site(frame: FrameType | None) -> Site | None:
     """
     while frame is not None:
         code = frame.f_code
-        if code.co_name == "decorate_context" and code.co_filename.endswith("_contextlib.py"):
+        if code.co_name in ("decorate_context", "generator_context") and code.co_filename.endswith("_contextlib.py"):
             function = frame.f_locals.get("func")
             inner = getattr(function, "__code__", None)
-            return Site(inner, inner.co_firstlineno) if inner is not None else None
+            if inner is None or _kinds.setdefault(inner, _kind(inner)) == _INTERNAL:
+                return None  # a method of PyTorch's: the place that calls it says more
+            return Site(inner, inner.co_firstlineno)
         if _kinds.setdefault(code, _kind(code)) != _INTERNAL:
             return None
         frame = frame.f_back

@@ -203,7 +203,7 @@ class ForeachOnlyOne(Two):
     never_from_outputs = ()
 
     def forward(self, x: Tensor) -> Any:
-        first, _ = torch._foreach_add([self.live(x), self.dead(x)], 1.0)  # <- discarded: dead
+        first, _ = torch._foreach_add([self.live(x), self.dead(x)], 1.0)  # <- severed: dead
         return first
 
 
