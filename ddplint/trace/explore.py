@@ -231,7 +231,6 @@ class Explorer:
     def _forks(self, found: Exploration) -> None:
         known: set[Fork] = set()
         queue: deque[tuple[Fork, Outcome]] = deque()
-        seen = {o.used for o in found.outcomes}
 
         def discover(outcome: Outcome) -> None:
             for fork in outcome.asked:
@@ -245,13 +244,18 @@ class Explorer:
         while queue:
             fork, parent = queue.popleft()
             asked = parent.asked[fork]
-            for answer in answers_at(fork, asked):
-                tried = self._try(found, _forced(parent, fork, answer))
+            here: set[frozenset[str]] = set()  # what the answers at this fork came to
+            answers, mixed = deque(answers_at(fork, asked)), False
+            while answers:
+                tried = self._try(found, _forced(parent, fork, answers.popleft()))
                 if tried is not None:
                     discover(tried)
-                    seen.add(tried.used)
+                    here.add(tried.used)
+                elif fork.domain == "bool" and asked.count > 1 and not mixed:
+                    mixed = True  # one answer for all reads can't be: some of each
+                    answers += ("even", "odd")
             if fork.domain == "int" and answers_at(fork, asked) == (0,):
-                self._integers(found, fork, parent, seen, discover)
+                self._integers(found, fork, parent, here, discover)
             if not found.complete:
                 return
         if len(alike) > 1:  # flags that are read apart and tested together

@@ -110,7 +110,12 @@ class Answers:
             if fork in self.forced and self.default is not None and domain == "bool":
                 return fork, not self.forced[fork]  # on meta no value is there to go back to
             return fork, None
-        return fork, self.forced.get(fork)
+        answer = self.forced.get(fork)
+        if domain == "bool" and isinstance(
+            answer, str
+        ):  # "even" or "odd": false at every second read, from the first or second
+            answer = asked.count % 2 == (0 if answer == "even" else 1)
+        return fork, answer
 
     def note(self, fork: Fork | None, value: Any) -> None:
         """Keep one of the first values that ``fork`` really gave."""
