@@ -79,7 +79,7 @@ def _ends(name: str, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: d
             end = np.max(many, axis=0) if high else np.min(many, axis=0)
         except TypeError:  # a choice among things that have no order
             return many[-1 if high else 0]
-    if np.ndim(drawn) == 0:
+    if not isinstance(drawn, np.ndarray):
         return type(drawn)(end)
     return np.broadcast_to(np.asarray(end, dtype=np.asarray(drawn).dtype), np.shape(drawn)).copy()
 

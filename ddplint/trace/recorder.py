@@ -34,7 +34,7 @@ from torch.fx.node import _get_qualified_name
 from ddplint.trace.devices import TraceDevice, Twins
 from ddplint.trace.patching import patched
 from ddplint.trace.sites import Site, call_site, decorated_site
-from ddplint.trace.values import READS, SHAPES, AnsweringMode, Answers, NoValue
+from ddplint.trace.values import NUMBERS, READS, SHAPES, AnsweringMode, Answers, NoValue
 
 Tensor = torch.Tensor
 ModuleStack = dict[str, tuple[str, type[nn.Module]]]
@@ -525,7 +525,9 @@ class Recorder(AnsweringMode):
         if func is Tensor.record_stream:
             return None
         func, args = self.rewrite(func, args, kwargs)
-        if name in READS or name in _INDEXING or name in SHAPES or name == "where":
+        if name in NUMBERS:
+            args, kwargs = self.numbers(args, kwargs, call_site(sys._getframe(1)))
+        elif name in READS or name in _INDEXING or name in SHAPES or name == "where":
             site = call_site(sys._getframe(1))
             if name in READS:
                 func = functools.partial(self._read, func, name, site)

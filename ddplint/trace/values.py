@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import torch
 
-from ddplint.trace.devices import DeviceMode, TraceDevice, Twins
+from ddplint.trace.devices import DeviceMode, TraceDevice, Twins, replaced, tensors_among
 from ddplint.trace.sites import Site, call_site, draw_site
 
 # Tensor methods and functions whose result is a Python value made from the tensor's data.
@@ -39,6 +39,14 @@ READS = frozenset(
 WHOLE = frozenset({"tolist", "numpy", "__array__", "equal", "allclose"})  # of these, those that take any number of elements
 # Calls whose result's shape depends on a tensor's values; all of them turn a mask into positions.
 SHAPES = frozenset({"nonzero", "argwhere", "masked_select", "nonzero_static"})
+# Calls that take sizes and positions as numbers: C++ reads the value of a tensor given in their place, which no mode sees.
+NUMBERS = frozenset(
+    {
+        *("narrow", "narrow_copy", "select", "split", "unflatten", "view", "reshape", "expand", "repeat", "tile", "roll"),
+        *("zeros", "ones", "empty", "full", "rand", "randn", "arange", "linspace", "eye", "randperm", "randint"),
+        *("new_zeros", "new_ones", "new_empty", "new_full", "unfold", "topk", "chunk", "tensor_split", "resize_"),
+    }
+)
 Domain = Literal["bool", "int", "float", "mask", "draw", "choice"]
 Answer = bool | int | float | str
 RELEASE_AFTER = 64  # reads at one place in one run: then a forced loop has to end
@@ -229,8 +237,24 @@ class AnsweringMode(DeviceMode):
         resolved = tuple(slice(number(p.start), number(p.stop), number(p.step)) if type(p) is slice else p for p in parts)
         return (args[0], resolved if isinstance(index, tuple) else resolved[0], *args[2:])
 
+    def numbers(self, args: tuple[Any, ...], kwargs: dict[str, Any], site: Site | None) -> tuple[Any, dict[str, Any]]:
+        """A call's arguments with whole numbers that are given as tensors read first, as in ``bounds``."""
+
+        def number(value: Any) -> Any:
+            if not isinstance(value, torch.Tensor) or value.dim() or value.dtype.is_floating_point or value.dtype.is_complex:
+                return value
+            return self.read(torch.Tensor.__index__, "__index__", (value,), {}, site)
+
+        first = args[:1] if args and isinstance(args[0], torch.Tensor) and (len(args) > 1 or kwargs) else ()
+        rest = args[len(first) :]
+        if not any(t.dim() == 0 for t in tensors_among((rest, kwargs))):
+            return args, kwargs
+        return (*first, *replaced(rest, number)), replaced(kwargs, number)
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
+        if name in NUMBERS:
+            args, kwargs = self.numbers(args, kwargs or {}, call_site(sys._getframe(1)))
         if name in READS:
             return self.read(func, name, args, kwargs or {}, call_site(sys._getframe(1)))
         if name in ("__getitem__", "__setitem__"):
