@@ -331,6 +331,7 @@ class Recorder(AnsweringMode):
         self._inside: list[torch.fx.Node] = []  # custom Functions whose backward is running
         self._wrapped: torch.fx.Node | None = None  # the last call on tensors that functorch wraps
         self._born: dict[int, Site] = {}  # where parameters were made in the run itself
+        self.accumulating = False  # inside a backward that fills .grad, not one of ``torch.autograd.grad``
         self._autocasts: list[torch.fx.Node] = []  # entered and not yet left
         self._quiet = not _has_hooks(model)  # no code of the target's runs in backward, but custom Functions'
 
@@ -749,10 +750,17 @@ class Recorder(AnsweringMode):
         """Every entry into autograd's engine: ``backward`` calls are noted, ``autograd.grad`` becomes a node."""
 
         def run(t_outputs: Any, *args: Any, **kwargs: Any) -> Any:
+            before, self.accumulating = self.accumulating, bool(kwargs.get("accumulate_grad", False))
+            try:
+                return noted(t_outputs, *args, **kwargs)
+            finally:
+                self.accumulating = before
+
+        def noted(t_outputs: Any, *args: Any, **kwargs: Any) -> Any:
             if self._paused:
                 return plain(t_outputs, *args, **kwargs)
             roots = [t for t in t_outputs if isinstance(t, Tensor)]
-            accumulate = kwargs.get("accumulate_grad", False)
+            accumulate = self.accumulating
             leaves = args[3] if len(args) > 3 else ()
             if accumulate:
                 nodes = [node for t in roots for node, _ in self._consume(t)]

@@ -214,7 +214,8 @@ def trace(
 
     def receives(name: str) -> Callable[[torch.Tensor | None], None]:
         def hook(gradient: torch.Tensor | None) -> None:
-            if gradient is not None:  # the hook also runs where a custom Function returned None
+            # The hook also runs where a custom Function returned None, and for torch.autograd.grad.
+            if gradient is not None and recorder.accumulating:
                 received.add(name)
 
         return hook
