@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 
-from ddplint.analysis import Analysis, Disagreement, Rehearsal, TraceRecord
+from ddplint.analysis import Analysis, Disagreement, Parameter, Rehearsal, TraceRecord
 from ddplint.errors import DdplintError
 from ddplint.graph import GradientGraph, gradient_graph
 from ddplint.rehearse import rehearse
@@ -23,7 +25,7 @@ from ddplint.trace.sites import Site
 from ddplint.trace.values import Answer, NoValue, Plan
 from ddplint.usage import answers, describe, settle, way
 
-GIB = 1024**3
+OFF = "find_unused_parameters=False"
 # What an unforced read gets where real values are out of reach: meta tensors of a model too large for the CPU.
 UNKNOWN: dict[str, Answer] = {"bool": False, "int": 1, "float": 0.5, "mask": True}
 
@@ -50,6 +52,7 @@ def analyse(request: Request) -> Analysis:
     first = traced.found.first
     parameters = settle(describe(first.built), first, traced.graph, traced.outcomes, traced.rank_site)
     parameters = unseen(parameters, first, traced.graph)
+    rehearsal, not_rehearsed = _rehearse(request, traced, target, parameters)
     return Analysis(
         target=target.name,
         torch_version=torch.__version__,
@@ -62,34 +65,54 @@ def analyse(request: Request) -> Analysis:
             nodes=len(first.recording.ops),
             seconds=traced.seconds,
             disagreements=traced.differing,
+            forced=sum(not o.observed for o in traced.outcomes),
             infeasible=len(traced.found.infeasible),
             complete=traced.complete,
         ),
         way=way(first, traced.graph, request.explain) if request.explain is not None else (),
-        notices=tuple(_notices(traced)),
-        rehearsal=_rehearse(request, traced, target),
+        notices=(*_notices(traced), *([not_rehearsed] if not_rehearsed else [])),
+        rehearsal=rehearsal,
         opaque_output=opaque_output(first),
         outside=outside(first, traced.graph),
     )
 
 
-def _rehearse(request: Request, traced: Traced, target: Target) -> Rehearsal | None:
-    """What DDP does, over one plan for each set of used parameters that was found on a rank."""
+def _rehearse(
+    request: Request, traced: Traced, target: Target, parameters: Sequence[Parameter]
+) -> tuple[Rehearsal | None, str]:
+    """What DDP does, over one plan for each set of used parameters that was found on a rank; or why that is not known.
+
+    Where it fails with the flag off, it is also asked what it does then once the parameters that no path uses are frozen.
+    """
     if not request.rehearse:
-        return None
-    plans: dict[tuple[int, frozenset[str], frozenset[str]], Plan] = {}
+        return None, ""
+    plans: dict[tuple[int, frozenset[str], frozenset[str], frozenset[str]], Plan] = {}
     for outcome in traced.outcomes:
         if outcome.step == 0:
-            plans.setdefault((outcome.plan.rank, outcome.used, outcome.from_outputs), outcome.plan)
-    rehearsal = rehearse(
+            key = (outcome.plan.rank, outcome.used, outcome.from_outputs, outcome.from_loss)
+            plans.setdefault(key, outcome.plan)
+    asked = functools.partial(
+        rehearse,
         target,
         list(plans.values()),
         traced.device,
         ranks=max(request.ranks, 1),
         ranks_differ=traced.rank_site is not None or len({o.used for o in traced.outcomes}) > 1,
+        steps=1 + max(o.step for o in traced.outcomes),
         default=traced.default,
     )
-    return replace(rehearsal, plans=[_plain(plan) for plan in plans.values()])
+    try:
+        rehearsal = asked()
+        unused = frozenset(p.name for p in parameters if p.trainable and p.usage == "never")
+        left = any(p.trainable and p.name not in unused for p in parameters)
+        frozen = (
+            asked(settings=(OFF,), frozen=unused).outcomes[OFF]
+            if unused and left and rehearsal.outcomes[OFF] != "ok"
+            else None
+        )
+    except DdplintError as error:
+        return None, f"not rehearsed: {error}"
+    return replace(rehearsal, plans=[_plain(plan) for plan in plans.values()], frozen=frozen), ""
 
 
 def _plain(plan: Plan) -> dict[str, Any]:

@@ -90,6 +90,7 @@ class TraceRecord:
     nodes: int
     seconds: float
     disagreements: tuple[Disagreement, ...] = ()
+    forced: int = 0  # of ``paths``, those with an answer forced
     infeasible: int = 0  # forced paths that raised: no part of the answer
     complete: bool = True  # False: the path budget ended first
 
@@ -104,13 +105,14 @@ class Rehearsal:
     """
 
     device: Literal["meta", "cpu"]
-    iterations: int  # of each setting, on each rank
+    iterations: int  # of each setting, on each rank, after which a run has done what ``outcomes`` says
     ranks: int
     seconds: float
     outcomes: dict[str, str]  # -> ok, reduction_error, ready_twice or hang
     details: dict[str, str]
     # The paths it ran, JSON-ready: inputs, seed, rank and answers, a list of [fork, answer] (ddplint.trace.values.Plan).
     plans: list[dict[str, Any]] = field(default_factory=list)
+    frozen: str | None = None  # the outcome with the flag off once the never used are frozen; None: not asked
 
 
 @dataclass(frozen=True, slots=True)

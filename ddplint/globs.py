@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from dataclasses import dataclass
 
 from ddplint.errors import DdplintError
 from ddplint.fields import quoted
@@ -103,64 +105,95 @@ def escaped(segment: str) -> str:
     return re.sub(r"[\s*?\[]", lambda sign: f"[{sign[0]}]", segment)
 
 
+class NameTree:
+    """Qualified names by the modules they are in, made once and asked for the globs of many groups of them."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._inside: Counter[str] = Counter()  # how many of the names are at or below each prefix
+        self._below: dict[str, dict[str, None]] = {}  # the segments that follow it
+        for name in names:
+            prefix = ""
+            for segment in name.split("."):
+                self._below.setdefault(prefix, {})[segment] = None
+                prefix = f"{prefix}.{segment}" if prefix else segment
+                self._inside[prefix] += 1
+
+    def globs(self, wanted: Sequence[str], own: Iterable[str] = ()) -> tuple[str, ...]:
+        """As ``exact_globs``: the others are the tree's names, each of which it has once, without those in ``own``."""
+        others = _Others(self._inside, Counter(at for name in own for at in _prefixes(name.split("."))), self._below)
+        if not any(others.below("")):
+            return ("**",) if wanted else ()
+        clusters: dict[object, dict[_Stem, None]] = {}
+        for name in wanted:
+            segments = tuple(name.split("."))
+            stem = segments[: others.shared(segments) + 1]
+            whole = len(stem) == len(segments)
+            shape = tuple(None if segment.isdecimal() else segment for segment in stem)
+            clusters.setdefault((shape, whole), {})[stem, whole] = None
+        return tuple(
+            ".".join(["*" if segment is None else escaped(segment) for segment in stem] + ["**"] * (not whole))
+            for cluster in clusters.values()
+            for stem, whole in _generalized(list(cluster), others)
+        )
+
+
 def exact_globs(wanted: Sequence[str], others: Iterable[str]) -> tuple[str, ...]:
     """Short globs that cover all names in ``wanted`` and none of ``others``, in the order of ``wanted``.
 
     A module of which ``others`` has nothing is covered as a whole; numbers (of layers, say) that make no
     difference become ``*``. No name may lie inside another one, as no parameter of a model does.
     """
-    tree: _Tree = {}
-    for name in others:
-        node = tree
-        for segment in name.split("."):
-            node = node.setdefault(segment, {})
-    if not tree:
-        return ("**",) if wanted else ()
-    clusters: dict[object, dict[_Stem, None]] = {}
-    for name in wanted:
-        segments = tuple(name.split("."))
-        stem = segments[: _shared(tree, segments) + 1]
-        whole = len(stem) == len(segments)
-        shape = tuple(None if segment.isdecimal() else segment for segment in stem)
-        clusters.setdefault((shape, whole), {})[stem, whole] = None
-    return tuple(
-        ".".join(["*" if segment is None else escaped(segment) for segment in stem] + ["**"] * (not whole))
-        for cluster in clusters.values()
-        for stem, whole in _generalized(list(cluster), tree)
-    )
+    return NameTree(others).globs(wanted)
 
 
-_Tree = dict[str, Any]  # segment -> the tree below it
 _Stem = tuple[tuple[str | None, ...], bool]  # segments, None for any; whether they are a whole name
 
 
-def _shared(tree: _Tree, segments: Sequence[str]) -> int:
-    """How many of the first segments are also the way to another name."""
-    for depth, segment in enumerate(segments):
-        if segment not in tree:
-            return depth
-        tree = tree[segment]
-    return len(segments)
+@dataclass(frozen=True, slots=True)
+class _Others:
+    """The names of a tree without some of them: ``gone`` counts these as ``inside`` counts all."""
+
+    inside: Counter[str]
+    gone: Counter[str]
+    all_below: dict[str, dict[str, None]]
+
+    def below(self, prefix: str) -> Iterator[str]:
+        """The prefixes one segment longer under which a name is left."""
+        longer = (f"{prefix}.{segment}" if prefix else segment for segment in self.all_below.get(prefix, ()))
+        return (at for at in longer if self.has(at))
+
+    def has(self, prefix: str) -> bool:
+        """Whether a name is left at or below ``prefix``."""
+        return self.inside[prefix] > self.gone[prefix]
+
+    def shared(self, segments: Sequence[str]) -> int:
+        """How many of the first segments are also the way to another name."""
+        return next((depth for depth, at in enumerate(_prefixes(segments)) if not self.has(at)), len(segments))
+
+    def reached(self, stem: Sequence[str | None], prefix: str = "") -> bool:
+        """Whether ``stem`` covers a name that is left."""
+        if not stem:
+            return True
+        if stem[0] is None:
+            return any(self.reached(stem[1:], at) for at in self.below(prefix))
+        at = f"{prefix}.{stem[0]}" if prefix else stem[0]
+        return self.has(at) and self.reached(stem[1:], at)
 
 
-def _generalized(cluster: list[_Stem], tree: _Tree) -> Iterator[_Stem]:
-    """One stem for ``cluster``, whose numbers differ, if it reaches nothing in ``tree``; else several."""
+def _prefixes(segments: Sequence[str]) -> Iterator[str]:
+    return itertools.accumulate(segments, "{}.{}".format)
+
+
+def _generalized(cluster: list[_Stem], others: _Others) -> Iterator[_Stem]:
+    """One stem for ``cluster``, whose numbers differ, if it reaches no other name; else several."""
     stems, whole = [stem for stem, _ in cluster], cluster[0][1]
     differing = [at for at, column in enumerate(zip(*stems, strict=True)) if len(set(column)) > 1]
     general = tuple(None if at in differing else segment for at, segment in enumerate(stems[0]))
-    if not differing or not _reaches(general, tree):
+    if not differing or not others.reached(general):
         yield general, whole
         return
     parts: dict[str | None, list[_Stem]] = {}
     for stem in cluster:
         parts.setdefault(stem[0][differing[0]], []).append(stem)
     for part in parts.values():
-        yield from _generalized(part, tree)
-
-
-def _reaches(stem: Sequence[str | None], tree: _Tree) -> bool:
-    if not stem:
-        return True
-    if stem[0] is None:
-        return any(_reaches(stem[1:], below) for below in tree.values())
-    return stem[0] in tree and _reaches(stem[1:], tree[stem[0]])
+        yield from _generalized(part, others)

@@ -7,14 +7,15 @@ read off the collectives that each rank issues: they are matched by order, as th
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import itertools
 import random
 import sys
 import time
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -22,25 +23,23 @@ import torch
 import torch.distributed as dist
 import torch.utils._pytree as pytree
 from torch import nn
+from torch._C import _distributed_c10d as native
+from torch._C._distributed_c10d import GradBucket, ProcessGroup
 from torch.distributed import distributed_c10d as c10d
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ddplint.analysis import Rehearsal
 from ddplint.errors import DdplintError
-from ddplint.target import Target, said
-from ddplint.trace.devices import TraceDevice
+from ddplint.target import Target, last_line, said, take_step
+from ddplint.trace.devices import TraceDevice, Twins
 from ddplint.trace.environment import without_gpu
 from ddplint.trace.patching import patched
-from ddplint.trace.recorder import _composites_open
-from ddplint.trace.run import build, on_device, seed_everything
-from ddplint.trace.values import Answer, Answers, AnsweringMode, NoValue, Plan, answering
+from ddplint.trace.recorder import composites_open
+from ddplint.trace.run import Built, build, on_device, seed_everything
+from ddplint.trace.values import Answer, AnsweringMode, Answers, NoValue, Plan, answering
 
-SETTINGS: dict[str, dict[str, bool]] = {
-    "find_unused_parameters=False": {},
-    "find_unused_parameters=True": {"find_unused_parameters": True},
-    "static_graph=True": {"static_graph": True},
-}
+SETTINGS = ("find_unused_parameters=False", "find_unused_parameters=True", "static_graph=True")
 # The reducer's errors, by words of their texts (torch/csrc/distributed/c10d/reducer.cpp).
 ERRORS = {
     "ready only once": "ready_twice",  # mark_variable_ready
@@ -60,25 +59,33 @@ def rehearse(
     *,
     ranks: int = 2,
     ranks_differ: bool,
+    steps: int = 1,
     default: Mapping[str, Answer] | None = None,
+    settings: Sequence[str] = SETTINGS,
+    frozen: frozenset[str] = frozenset(),
 ) -> Rehearsal:
-    """What DDP does with ``target`` on ``ranks`` ranks, for each of ``SETTINGS``, over ``plans`` (feasible paths, at least one).
+    """What DDP does with ``target`` on ``ranks`` ranks, for each of ``settings``, over feasible ``plans``.
 
     A rank runs its own plans if there are several of them, else those of rank 0; each rank starts one further than the
     one before. ``ranks_differ``: whether the ranks can do different things under one plan; if not, and there is one plan
-    only, the ranks beyond rank 0 do what rank 0 does and are not run. ``default`` as for ``Answers``.
+    only, the ranks beyond rank 0 do what rank 0 does and are not run. ``steps``: after how many iterations the model's
+    state has shown what it changes. ``default`` as for ``Answers``. ``frozen``: parameters that do not require grad when
+    the model is wrapped, whatever the factory says.
 
-    Raises DdplintError where no plan runs to its end under DDP though it does without, and for what the factory raises.
+    Raises DdplintError where no plan runs to its end under DDP, and for what the factory raises.
     """
     start = time.perf_counter()
     import torch._dynamo  # noqa: F401  # DDP imports it, and must not do so while torch is patched
 
     alone = ranks < 2 or (not ranks_differ and len({(p.inputs, p.seed, p.answers) for p in plans}) == 1)
-    stages = [_Stage(target, _plans_of(rank, plans), device, rank, ranks, default) for rank in range(1 if alone else ranks)]
-    iterations = max(LEAST, max(len(stage.plans) for stage in stages) + FURTHER)
-    logs: dict[str, list[_Log]] = {setting: [] for setting in SETTINGS}
-    with ExitStack() as stack:
-        stack.enter_context(_nothing_left_behind())
+    shapes = _Shapes() if device == "meta" else None
+    stages = [
+        _Stage(target, _plans_of(rank, plans), device, rank, ranks, default, shapes, frozen)
+        for rank in range(1 if alone else ranks)
+    ]
+    iterations = max(LEAST, max(steps, *(len(stage.plans) for stage in stages)) + FURTHER)
+    logs: dict[str, list[_Log]] = {setting: [] for setting in settings}
+    with _nothing_left_behind():
         for stage in stages:
             with _group_set_aside(), without_gpu(stage.rank, ranks):
                 for setting, log in logs.items():
@@ -87,12 +94,12 @@ def rehearse(
     for setting, of_ranks in logs.items():
         outcome, detail = _judge(of_ranks)
         outcomes[setting] = outcome
-        left_out = [text for log in of_ranks for text in log.left_out]
-        if text := "; ".join([detail, *left_out] if detail else left_out):
-            details[setting] = text
+        said_of_it = [*detail, *(text for log in of_ranks for text in log.left_out)]
+        if said_of_it:
+            details[setting] = "; ".join(said_of_it)
     return Rehearsal(
         device=device,
-        iterations=iterations,
+        iterations=_telling([(outcomes[setting], of_ranks) for setting, of_ranks in logs.items()], iterations),
         ranks=ranks,
         seconds=time.perf_counter() - start,
         outcomes=outcomes,
@@ -117,83 +124,174 @@ class _Collective:
     name: str
     numel: int | None  # None: ranks may give different numbers
     group: tuple[int, ...]
-    waits: bool  # whether the rank goes on only when it is done; else it is waited for when the iteration ends
+    iteration: int
 
     def matches(self, other: _Collective) -> bool:
         """Whether two ranks that issue these as their n-th get each other's data."""
         return (self.name, self.numel) == (other.name, other.numel)
 
-    def text(self) -> str:
-        return self.name if self.numel is None else f"{self.name} ({self.numel} elements)"
+    def __str__(self) -> str:
+        size = "" if self.numel is None else f" ({self.numel} elements)"
+        return f"{self.name}{size} of iteration {self.iteration}"
 
 
-_END: Literal["end"] = "end"  # of an iteration: all that was issued has been waited for
-_Event = _Collective | Literal["end"]
+# "wait": the rank goes on when all that it has issued is done; "end": so it does because an iteration ends.
+_Event = _Collective | Literal["wait", "end"]
 
 
 @dataclass(slots=True)
 class _Log:
-    """What one rank did under one setting, in order; ``error`` is the reducer's, which ended it."""
+    """What one rank did under one setting, in order; ``error`` is the reducer's, which ended it in that iteration."""
 
     rank: int
-    iterations: list[list[_Event]] = field(default_factory=list)
+    events: list[_Event] = field(default_factory=list)
+    iteration: int = 0  # the one that runs, from 1
     error: str = ""
     left_out: list[str] = field(default_factory=list)  # plans that raise under DDP only
     sent: list[torch.Tensor | None] = field(default_factory=list)  # what it broadcast, for the ranks that run after it
 
-    def note(self, collective: _Collective) -> None:
-        """Add what is issued now."""
-        if len(collective.group) > 1:
-            self.iterations[-1].append(collective)
+    def note(self, name: str, numel: int | None, group: tuple[int, ...], *, waits: bool) -> None:
+        """Add a collective that is issued now, and whether it is waited for at once."""
+        if len(group) > 1:
+            self.events.append(_Collective(name, numel, group, self.iteration))
+            if waits:
+                self.events.append("wait")
 
     def fail(self, error: str) -> None:
         """The reducer raised: if it is because the iteration before left gradients out, that one waited for nothing."""
         self.error = error
-        before = self.iterations[-2:-1] if not self.iterations[-1] else []
-        if UNFINISHED in error and before and before[0] and before[0][-1] == _END:
-            before[0].pop()
+        if UNFINISHED in error and self.events[-1:] == ["end"]:
+            self.events.pop()
+
+    def issued(self, iterations: int) -> list[_Collective]:
+        """The collectives of the first ``iterations`` iterations."""
+        return [e for e in self.events if isinstance(e, _Collective) and e.iteration <= iterations]
 
 
 # ---------------------------------------------------------------------- seeing the collectives
 
-# Which argument holds what each rank gives; None where ranks may give different numbers, or give nothing.
-_GIVES: dict[str, int | None] = {
-    **dict.fromkeys(("allreduce_", "allreduce_coalesced_", "broadcast_", "reduce_", "scatter_"), 0),
-    **dict.fromkeys(("reduce_scatter_", "_reduce_scatter_base_", "reduce_scatter_tensor_coalesced_"), 0),
-    **dict.fromkeys(("allgather_", "_allgather_base_", "allgather_coalesced_", "gather_"), 1),
-    "allgather_into_tensor_coalesced_": 1,
-    **dict.fromkeys(("alltoall_", "alltoall_base_", "barrier", "monitored_barrier_"), None),
+# Of each collective of the dispatcher, by overload packet: its name in torch.distributed, and which argument holds what
+# each rank gives; None where ranks may give different numbers of elements, or give nothing.
+_Given = tuple[str, int | None]
+_C10D: dict[str, _Given] = {
+    **dict.fromkeys(("allreduce_", "allreduce_coalesced_"), ("all_reduce", 0)),
+    "broadcast_": ("broadcast", 0),
+    "reduce_": ("reduce", 0),
+    "scatter_": ("scatter", 0),
+    **dict.fromkeys(("reduce_scatter_", "_reduce_scatter_base_", "reduce_scatter_tensor_coalesced_"), ("reduce_scatter", 0)),
+    **dict.fromkeys(
+        ("allgather_", "_allgather_base_", "allgather_coalesced_", "allgather_into_tensor_coalesced_"), ("all_gather", 1)
+    ),
+    "gather_": ("gather", 1),
+    **dict.fromkeys(("alltoall_", "alltoall_base_"), ("all_to_all", None)),
+    **dict.fromkeys(("barrier", "monitored_barrier_"), ("barrier", None)),
 }
-_FUNCTIONAL: dict[str, int | None] = {
-    **dict.fromkeys(("all_reduce", "all_reduce_", "all_reduce_coalesced", "all_reduce_coalesced_"), 0),
-    **dict.fromkeys(("broadcast", "broadcast_", "all_gather_into_tensor", "all_gather_into_tensor_coalesced"), 0),
-    **dict.fromkeys(("all_gather_into_tensor_out", "reduce_scatter_tensor", "reduce_scatter_tensor_coalesced"), 0),
-    "reduce_scatter_tensor_out": 0,
-    "all_to_all_single": None,
+_FUNCTIONAL: dict[str, _Given] = {
+    **dict.fromkeys(("all_reduce", "all_reduce_", "all_reduce_coalesced", "all_reduce_coalesced_"), ("all_reduce", 0)),
+    **dict.fromkeys(("broadcast", "broadcast_"), ("broadcast", 0)),
+    **dict.fromkeys(
+        ("all_gather_into_tensor", "all_gather_into_tensor_out", "all_gather_into_tensor_coalesced"), ("all_gather", 0)
+    ),
+    **dict.fromkeys(
+        ("reduce_scatter_tensor", "reduce_scatter_tensor_out", "reduce_scatter_tensor_coalesced"), ("reduce_scatter", 0)
+    ),
+    "all_to_all_single": ("all_to_all", None),
 }
 
 
-def _operators() -> dict[Any, int | None]:
+def _operators() -> dict[Any, _Given]:
     """The dispatcher's collectives that this PyTorch has. Sends between two ranks are not among them."""
-    found: dict[Any, int | None] = {}
-    for space, names in ((torch.ops.c10d, _GIVES), (torch.ops._c10d_functional, _FUNCTIONAL)):
-        for name, gives in names.items():
+    found: dict[Any, _Given] = {}
+    for space, names in ((torch.ops.c10d, _C10D), (torch.ops._c10d_functional, _FUNCTIONAL)):
+        for name, given in names.items():
             packet = getattr(space, name, None)
             if packet is not None:
-                found |= {getattr(packet, overload): gives for overload in packet.overloads()}
+                found |= {getattr(packet, overload): given for overload in packet.overloads()}
     return found
 
 
-class _Watch(TorchDispatchMode):
+class _Unlike(Exception):
+    """An argument or a result that says more than its shape."""
+
+
+def _shape(value: Any) -> Any:
+    """What of ``value`` an operation's result on meta depends on, hashable. Raises _Unlike."""
+    kind = type(value)
+    if kind is torch.Tensor or kind is nn.Parameter:
+        if not value.is_meta or value.layout is not torch.strided or value.dtype.is_complex:  # complex: may be conjugate
+            raise _Unlike
+        return value.shape, value.stride(), value.dtype
+    if isinstance(value, torch.Tensor):
+        raise _Unlike
+    if kind is list or kind is tuple:
+        return tuple([_shape(item) for item in value])
+    return kind, value
+
+
+class _Shapes:
+    """Calls operators on meta tensors, and computes only once what comes out for the same operator, shapes and numbers.
+
+    Meta tensors are nothing but shapes, and layers and iterations are alike: of a large model's calls a few hundred
+    differ. Only operators that return new tensors are answered from memory.
+    """
+
+    def __init__(self) -> None:
+        self._pure: dict[Any, bool] = {}
+        self._known: dict[Any, tuple[bool, tuple[Any, ...]]] = {}
+
+    @staticmethod
+    def _is_pure(func: Any) -> bool:
+        schema = func._schema
+        by_value = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+        return (
+            bool(schema.returns)
+            and all(str(r.type) == "Tensor" and r.alias_info is None for r in schema.returns)
+            and all(argument.alias_info is None for argument in schema.arguments)
+            and not by_value.intersection(func.tags)
+        )
+
+    def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """``func(*args, **kwargs)``."""
+        pure = self._pure.get(func)
+        if pure is None:
+            pure = self._pure[func] = self._is_pure(func)
+        if not pure:
+            return func(*args, **kwargs)
+        try:
+            key = (func, _shape(args), tuple([(name, _shape(value)) for name, value in kwargs.items()]))
+            known = self._known.get(key)
+        except (_Unlike, TypeError):  # TypeError: not hashable
+            return func(*args, **kwargs)
+        if known is not None:
+            several, shapes = known
+            made = [_made(shape) for shape in shapes]
+            return tuple(made) if several else made[0]
+        result = func(*args, **kwargs)
+        several = isinstance(result, tuple)
+        with contextlib.suppress(_Unlike):
+            self._known[key] = several, _shape(result if several else (result,))
+        return result
+
+
+def _made(shape: Any) -> torch.Tensor | None:
+    """A new tensor of a shape that ``_shape`` gave; a backward returns None for the gradients it is not asked for."""
+    if len(shape) == 2:
+        return None
+    size, stride, dtype = shape
+    return torch.empty_strided(size, stride, dtype=dtype, device="meta")
+
+
+class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Logs the collectives of the code that runs, DDP's own and the target's, and gives meta tensors what they lack.
 
     The reducer reads its used map and its bucket order back from the device. From meta there is nothing to read: what it
     wrote there stands. What rank 0 broadcast, such as the bucket order, is what the ranks that run after it get.
     """
 
-    def __init__(self, log: _Log, sent: list[torch.Tensor | None] | None) -> None:
-        super().__init__()
+    def __init__(self, log: _Log, sent: list[torch.Tensor | None] | None, shapes: _Shapes | None) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
         self.log = log
+        self.shapes = shapes
         self.received = None if sent is None else iter(sent)
         self.collectives = _operators()
         self._put: tuple[torch.Tensor, torch.Tensor] | None = None  # the meta tensor last written, and its value
@@ -204,6 +302,8 @@ class _Watch(TorchDispatchMode):
                 return self._copy(args[0], args[1])
             if func in self.collectives:
                 self._collective(func, args, kwargs or {})
+            if self.shapes is not None:
+                return self.shapes.call(func, args, kwargs or {})
             return func(*args, **kwargs) if kwargs else func(*args)
 
     def _copy(self, to: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
@@ -215,15 +315,14 @@ class _Watch(TorchDispatchMode):
         return to
 
     def _collective(self, func: Any, args: Any, kwargs: Any) -> None:
-        schema = func._schema
-        given = {argument.name: value for argument, value in zip(schema.arguments, args, strict=False)} | kwargs
-        name = schema.name.rpartition("::")[2].strip("_")
-        gives = self.collectives[func]
-        tensors = [] if gives is None else [t for t in pytree.tree_leaves(args[gives]) if isinstance(t, torch.Tensor)]
-        # Objects travel as bytes of the largest one's length, which only ranks that really talk can agree on.
+        name, position = self.collectives[func]
+        given = {argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)} | kwargs
+        held = [] if position is None else pytree.tree_leaves(args[position])
+        tensors = [value for value in held if isinstance(value, torch.Tensor)]
+        # Objects travel as bytes, as many as the longest has: a number that only ranks that really talk can agree on.
         sized = bool(tensors) and all(t.dtype is not torch.uint8 for t in tensors)
         waits = name == "broadcast" or "group_name" in given or not given.get("async_op", True)
-        self.log.note(_Collective(name, sum(t.numel() for t in tensors) if sized else None, _ranks_of(given), waits))
+        self.log.note(name, sum(t.numel() for t in tensors) if sized else None, _ranks_of(given), waits=waits)
         if name == "broadcast" and given.get("root_rank", given.get("src")) == 0 and len(tensors) == 1:
             self._broadcast(tensors[0])
 
@@ -246,9 +345,9 @@ class _Watch(TorchDispatchMode):
 def _ranks_of(given: Mapping[str, Any]) -> tuple[int, ...]:
     group = given.get("process_group", given.get("group_name"))
     if isinstance(group, str):
-        group = c10d._resolve_process_group(group)
-    elif not isinstance(group, dist.ProcessGroup):
-        group = dist.ProcessGroup.unbox(group)
+        group = next(known for known, name in c10d._world.pg_names.items() if name == group)
+    elif not isinstance(group, ProcessGroup):
+        group = ProcessGroup.unbox(group)
     return tuple(dist.get_process_group_ranks(group))
 
 
@@ -258,30 +357,9 @@ def _ranks_of(given: Mapping[str, Any]) -> tuple[int, ...]:
 class _Raised(Exception):
     """A plan raised something that is not the reducer's."""
 
-    def __init__(self, plan: Plan, error: BaseException) -> None:
-        self.plan, self.error = plan, error
+    def __init__(self, plan: Plan, iteration: int, error: BaseException) -> None:
+        self.plan, self.iteration, self.error = plan, iteration, error
         super().__init__(said(error))
-
-
-class _Mode(AnsweringMode):
-    """The trace's answers again, and as in the trace CPU tensors that meet an operation on meta are moved there."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self.on_meta and any(type(t) is torch.Tensor and not t.is_meta and t.dim() for t in _flat(args, kwargs)):
-            args, kwargs = pytree.tree_map(self._move, (args, kwargs or {}))
-        return super().__torch_function__(func, types, args, kwargs)
-
-    @staticmethod
-    def _move(value: Any) -> Any:
-        return value.to("meta") if type(value) is torch.Tensor and not value.is_meta and value.dim() else value
-
-
-def _flat(args: Any, kwargs: Any) -> Iterator[Any]:
-    for value in (*args, *kwargs.values()) if kwargs else args:
-        if type(value) in (tuple, list):
-            yield from value
-        else:
-            yield value
 
 
 @dataclass(slots=True)
@@ -294,6 +372,8 @@ class _Stage:
     rank: int
     ranks: int
     default: Mapping[str, Answer] | None
+    shapes: _Shapes | None
+    frozen: frozenset[str]
 
     def run(self, setting: str, iterations: int, *, sent: list[torch.Tensor | None] | None) -> _Log:
         """``iterations`` iterations under ``setting``, one plan each; a plan that raises is left out, and all run again."""
@@ -302,82 +382,104 @@ class _Stage:
             try:
                 log = self._iterate(plans, setting, iterations, sent)
             except _Raised as raised:
-                if self._raises_alone(raised.plan):
-                    plans.remove(raised.plan)
-                else:
-                    text = f"rank {self.rank}: {_describe(raised.plan)} raises under DDP only and is left out ({raised})"
-                    left_out.append(text)
-                    plans.remove(raised.plan)
+                alone = self._raises_alone(plans, raised.iteration)
+                plans.remove(raised.plan)
                 if not plans:
-                    raise DdplintError(
-                        f"under DistributedDataParallel ({setting}) it raised {raised}",
-                        where=self.target.name,
-                        fix="it runs without; a wrapped model keeps its own attributes under .module",
-                    ) from raised.error
-                continue
-            log.left_out += left_out
-            return log
+                    raise self._blame(setting, raised, alone) from raised.error
+                if not alone:
+                    path = f"the path with {_describe(raised.plan)}"
+                    left_out.append(f"rank {self.rank}: {path} raises under DDP only and is left out: {raised}")
+            else:
+                log.left_out = left_out
+                return log
 
-    def _iterate(
-        self, plans: Sequence[Plan], setting: str, iterations: int, sent: list[torch.Tensor | None] | None
-    ) -> _Log:
+    def _blame(self, setting: str, raised: _Raised, alone: bool) -> DdplintError:
+        if alone:
+            return DdplintError(f"no path could be rehearsed: {raised}", where=self.target.name)
+        return DdplintError(
+            f"under DistributedDataParallel ({setting}) it raised {raised}",
+            where=last_line(raised.error) or self.target.name,
+            fix="it runs without; if it reads attributes of the model, the wrapped model has them under .module",
+        )
+
+    def _build(self) -> Built:
+        built = build(self.target, self.device, ())
+        for name, parameter in built.model.named_parameters():
+            if name in self.frozen:
+                parameter.requires_grad_(False)
+        return built
+
+    def _plan(self, plans: Sequence[Plan], iteration: int) -> Plan:
+        return plans[(iteration - 1 + self.rank) % len(plans)]
+
+    def _iterate(self, plans: Sequence[Plan], setting: str, iterations: int, sent: list[torch.Tensor | None] | None) -> _Log:
         log = _Log(self.rank)
-        model = build(self.target, self.device, ()).model
-        with _Watch(log, sent):
-            ddp = DistributedDataParallel(model, init_sync=False, **SETTINGS[setting])
-            ddp.register_comm_hook(log, lambda state, bucket: _reduced(state, bucket))  # no annotations as text
-            for iteration in range(iterations):
-                log.iterations.append([])
-                plan = plans[(iteration + self.rank) % len(plans)]
+        built = self._build()
+        with _Watch(log, sent, self.shapes):
+            ddp = DistributedDataParallel(
+                built.model,
+                init_sync=False,
+                find_unused_parameters=setting == "find_unused_parameters=True",
+                static_graph=setting == "static_graph=True",
+            )
+            # DDP checks a hook's annotations, which are text in this file: a lambda has none.
+            ddp.register_comm_hook(log, lambda state, bucket: _reduced(state, bucket))
+            for iteration in range(1, iterations + 1):
+                log.iteration, plan = iteration, self._plan(plans, iteration)
                 try:
-                    self._step(ddp, plan)
+                    self._step(built, ddp, plan)
                 except (Exception, NoValue) as error:
                     if not any(words in str(error) for words in ERRORS):
-                        raise _Raised(plan, error) from error
+                        raise _Raised(plan, iteration, error) from error
                     log.fail(said(error))
                     break
-                log.iterations[-1].append(_END)
+                log.events.append("end")
                 ddp.zero_grad()
         return log
 
-    def _step(self, model: nn.Module, plan: Plan) -> None:
-        """One iteration: forward, loss and backward as the trace ran them (``ddplint.trace.run.trace``)."""
-        target, device = self.target, self.device
-        roots: list[Any] = []
-        answers = Answers(dict(plan.answers), default=self.default)
-        seed_everything(plan.seed)
-        inputs = on_device(target.inputs[plan.inputs](), device) if target.step is None else None
-        engine = torch.autograd._engine_run_backward
-        with answering(answers), _composites_open(), patched(torch.autograd, _engine_run_backward=_noting(engine, roots)):
-            with _Mode(device, answers):
-                if inputs is None:
-                    assert target.step is not None
-                    loss = target.step(model)
-                else:
-                    args, kwargs = inputs
-                    loss, _ = target.loss(model(*args, **kwargs))
-                if not roots or (loss.grad_fn is not None and loss.grad_fn not in roots):
-                    loss.backward()
-
-    def _raises_alone(self, plan: Plan) -> bool:
-        """Whether ``plan`` raises without DDP as well."""
-        model = build(self.target, self.device, ()).model
+    def _raises_alone(self, plans: Sequence[Plan], iteration: int) -> bool:
+        """Whether the same iterations up to that one raise without DDP as well."""
+        built = self._build()
         try:
-            self._step(model, plan)
+            for before in range(1, iteration + 1):
+                self._step(built, built.model, self._plan(plans, before))
+                built.model.zero_grad()
         except (Exception, NoValue):
             return True
         return False
 
+    def _step(self, built: Built, model: nn.Module, plan: Plan) -> None:
+        """One iteration: forward, loss and backward as the trace ran them (``ddplint.trace.run.trace``)."""
+        target, device = self.target, self.device
+        roots: list[Any] = []
+        answers, twins = Answers(dict(plan.answers), default=self.default), Twins(built.twins)
+        seed_everything(plan.seed)
+        inputs = on_device(target.inputs[plan.inputs](), device, twins) if target.step is None else None
+        with (
+            answering(answers),
+            composites_open(),
+            patched(torch.autograd, _engine_run_backward=_noting(vars(torch.autograd)["_engine_run_backward"], roots)),
+            AnsweringMode(device, answers, twins),
+        ):
+            if inputs is None:
+                assert target.step is not None
+                loss = take_step(target.step, model)
+            else:
+                args, kwargs = inputs
+                loss, _ = target.loss(model(*args, **kwargs))
+            if not roots or (loss.grad_fn is not None and loss.grad_fn not in roots):
+                torch.autograd.backward(loss)
 
-def _reduced(log: _Log, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+
+def _reduced(log: _Log, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
     """DDP's communication hook: the bucket's all-reduce, noted and done at once.
 
     The fake group's own returns no tensor, which the reducer's default hook can't take.
     """
     buffer = bucket.buffer()
     numel = None if buffer.layout is torch.sparse_coo else buffer.numel()
-    name = f"all-reduce of gradient bucket {bucket.index()}"
-    log.note(_Collective(name, numel, tuple(range(dist.get_world_size())), waits=False))
+    name = f"all_reduce of gradient bucket {bucket.index()}"
+    log.note(name, numel, tuple(range(dist.get_world_size())), waits=False)
     done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
     done.set_result(buffer)
     return done
@@ -397,77 +499,95 @@ def _noting(plain: Callable[..., Any], roots: list[Any]) -> Callable[..., Any]:
 def _describe(plan: Plan) -> str:
     parts = [f"inputs {plan.inputs}", f"seed {plan.seed}"]
     parts += [f"{answer!r} at {fork.file}:{fork.line}" for fork, answer in plan.answers]
-    return f"the path with {', '.join(parts)}"
+    return ", ".join(parts)
 
 
 # ---------------------------------------------------------------------- what it comes to
 
 
-def _judge(logs: Sequence[_Log]) -> tuple[str, str]:
-    """The outcome and its explanation. An error counts if its rank gets there, not having to wait for ever before."""
-    failed = [log for log in _arrived(logs) if log.error]
+def _judge(logs: Sequence[_Log]) -> tuple[str, list[str]]:
+    """The outcome and what explains it. An error counts if its rank gets there: it may have to wait for ever before."""
+    waiting = _waiting(logs)
+    failed = [log for log in logs if log.error and log.rank not in waiting]
     if failed:
-        first = min(failed, key=lambda log: (len(log.iterations), log.rank))
+        first = min(failed, key=lambda log: (log.iteration, log.rank))
         outcome = next(outcome for words, outcome in ERRORS.items() if words in first.error)
-        return outcome, f"rank {first.rank}, iteration {len(first.iterations)}: {first.error}"
+        # The first sentence says what; those after it give advice.
+        texts = [f"rank {log.rank}, iteration {log.iteration}: {log.error.split('. ', 1)[0]}" for log in failed]
+        return outcome, [*texts, *(f"rank {rank} waits in {collective}" for rank, collective in waiting.items())]
     # A training run may end after any iteration: what is unmatched then is waited for, whatever would have come later.
-    for iteration in range(1, max(len(log.iterations) for log in logs) + 1):
-        text = _unmatched(logs, iteration)
+    for iteration in range(1, max(log.iteration for log in logs) + 1):
+        text = _unmatched([log.issued(iteration) for log in logs])
         if text:
-            return "hang", f"iteration {iteration}: {text}"
-    return "ok", ""
+            return "hang", [text]
+    return "ok", []
 
 
-def _arrived(logs: Sequence[_Log]) -> list[_Log]:
-    """The ranks that get to the end of what they did, or to their error, with every rank running at once."""
-    events = [[event for iteration in log.iterations for event in iteration] for log in logs]
+def _telling(judged: Sequence[tuple[str, Sequence[_Log]]], iterations: int) -> int:
+    """The largest number of iterations, up to ``iterations``, after which a run has done all that was found.
+
+    What one rank lacks after one iteration it may have made up for after the next, and then a run that ends there passes.
+    """
+
+    def tells(outcome: str, logs: Sequence[_Log], number: int) -> bool:
+        if outcome == "hang":
+            return bool(_unmatched([log.issued(number) for log in logs]))
+        return outcome == "ok" or any(log.error and log.iteration <= number for log in logs)
+
+    numbers = range(iterations, 0, -1)
+    return next((n for n in numbers if all(tells(outcome, logs, n) for outcome, logs in judged)), iterations)
+
+
+def _waiting(logs: Sequence[_Log]) -> dict[int, _Collective]:
+    """What each rank that does not get to its end waits for, all ranks running at once."""
     at = [0] * len(logs)
     issued: list[list[_Collective]] = [[] for _ in logs]
+    stuck: dict[int, _Collective] = {}
     moved = True
     while moved:
         moved = False
-        for rank, own in enumerate(events):
-            while at[rank] < len(own):
-                event = own[at[rank]]
-                if event != _END and (not issued[rank] or issued[rank][-1] is not event):
+        for rank, log in enumerate(logs):
+            stuck.pop(rank, None)
+            while at[rank] < len(log.events):
+                event = log.events[at[rank]]
+                if isinstance(event, _Collective):
                     issued[rank].append(event)
-                    moved = True
-                if (event == _END or event.waits) and not _all_matched(rank, issued):
+                elif (lacking := _lacking(rank, issued)) is not None:
+                    stuck[rank] = lacking
                     break
                 at[rank] += 1
                 moved = True
-    return [log for log, position, own in zip(logs, at, events, strict=True) if position == len(own)]
+    return stuck
 
 
-def _all_matched(rank: int, issued: Sequence[Sequence[_Collective]]) -> bool:
-    """Whether every rank has issued what ``rank`` has, in the same order in each group."""
-    if len(issued) == 1:
-        return True
-    for group in {c.group for c in issued[rank]}:
-        own = [c for c in issued[rank] if c.group == group]
-        for other in group:
-            theirs = [c for c in issued[other] if c.group == group]
-            if len(theirs) < len(own) or not all(a.matches(b) for a, b in zip(own, theirs, strict=False)):
-                return False
-    return True
+def _lacking(rank: int, issued: Sequence[Sequence[_Collective]]) -> _Collective | None:
+    """A collective of ``rank`` that another rank has not issued in the same order."""
+    for side_by_side in _in_order(issued):
+        own = side_by_side.get(rank)
+        if own is not None and not all(c is not None and c.matches(own) for c in side_by_side.values()):
+            return own
+    return None
 
 
-def _unmatched(logs: Sequence[_Log], iterations: int) -> str:
-    """Which rank waits for what when each has run that many iterations; "" if none does."""
-    issued = [[e for events in log.iterations[:iterations] for e in events if e != _END] for log in logs]
-    for group in sorted({c.group for own in issued for c in own}):
-        of_group = {rank: [c for c in issued[rank] if c.group == group] for rank in group if rank < len(logs)}
-        for position in range(max(map(len, of_group.values()))):
-            at = {rank: own[position] if position < len(own) else None for rank, own in of_group.items()}
-            waiting = next(rank for rank, collective in at.items() if collective is not None)
-            its = at[waiting]
-            assert its is not None
-            for rank, theirs in at.items():
-                if theirs is None or not its.matches(theirs):
-                    where = f"its collective {position + 1} of those"
-                    instead = f"issues {theirs.text()} instead" if theirs is not None else f"issued {len(of_group[rank])}"
-                    return f"rank {waiting} waits in {its.text()}, {where} so far; rank {rank} {instead}"
+def _unmatched(issued: Sequence[Sequence[_Collective]]) -> str:
+    """Which rank waits for what if nothing more is issued; "" if none does."""
+    for side_by_side in _in_order(issued):
+        waiting, own = next((rank, c) for rank, c in side_by_side.items() if c is not None)
+        for rank, other in side_by_side.items():
+            if other is None:
+                return f"rank {waiting} waits in {own}, which rank {rank} does not issue"
+            if not other.matches(own):
+                return f"rank {waiting} waits in {own}, rank {rank} in {other}"
     return ""
+
+
+def _in_order(issued: Sequence[Sequence[_Collective]]) -> Iterator[dict[int, _Collective | None]]:
+    """The n-th collectives of the ranks of a group, side by side, for each n and group; None where a rank has no n-th."""
+    for group in sorted({c.group for own in issued for c in own}):
+        members = [rank for rank in group if rank < len(issued)]
+        columns = [[c for c in issued[rank] if c.group == group] for rank in members]
+        for row in itertools.zip_longest(*columns):
+            yield dict(zip(members, row, strict=True))
 
 
 # ---------------------------------------------------------------------- leaving nothing behind
@@ -488,7 +608,7 @@ def _group_set_aside() -> Iterator[None]:
     for held in maps:
         held.clear()
     world.group_count = 0
-    c10d._unregister_all_process_groups()
+    native._unregister_all_process_groups()
     try:
         yield
     finally:
@@ -497,7 +617,7 @@ def _group_set_aside() -> Iterator[None]:
         world.group_count = count
         c10d._update_default_pg(default)
         for group, name in world.pg_names.items():
-            c10d._register_process_group(name, group)
+            native._register_process_group(name, group)
 
 
 @contextmanager

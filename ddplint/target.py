@@ -21,6 +21,7 @@ from torch import nn
 
 from ddplint.errors import DdplintError
 from ddplint.rules import TargetSpec, TensorSpec
+from ddplint.trace.patching import patched
 from ddplint.trace.recorder import tensors_in
 from ddplint.trace.sites import call_site
 
@@ -39,6 +40,31 @@ class Target:
     inputs: tuple[Callable[[], Inputs], ...]
     loss: Callable[[Any], tuple[torch.Tensor, str]]
     step: Callable[[nn.Module], Any] | None
+
+
+def take_step(step: Callable[[nn.Module], Any], model: nn.Module) -> Any:
+    """What ``step(model)`` returns. Of a model wrapped in DDP the step gets the module itself, by its own names.
+
+    A training script says ``ddp.module`` where it means a part of the model; a step that was written for the bare model
+    does not. Its calls of the model go through the wrapper all the same.
+    """
+    if not isinstance(model, nn.parallel.DistributedDataParallel):
+        return step(model)
+    plain = nn.Module.__call__
+    inside = False
+
+    def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        nonlocal inside
+        if module is not model.module or inside:
+            return plain(module, *args, **kwargs)
+        inside = True
+        try:
+            return plain(model, *args, **kwargs)
+        finally:
+            inside = False
+
+    with patched(nn.Module, __call__=call):
+        return step(model.module)
 
 
 def last_line(error: BaseException) -> str:

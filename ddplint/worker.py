@@ -157,6 +157,7 @@ def _environment(verbose: bool) -> dict[str, str]:
         "OMP_NUM_THREADS": "1",  # one trace is small; threads would only wait for each other
         **os.environ,
         _TOKEN: uuid.uuid4().hex,
+        "TORCH_CPP_LOG_LEVEL": "ERROR",  # the reducer warns that it can't time on meta
         "PYTORCH_JIT": "0",  # TorchScript functions run as Python, where they can be recorded
         "PYTHONHASHSEED": "0",
         "PYTHONUNBUFFERED": "1",

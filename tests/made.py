@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from ddplint.analysis import Analysis, Disagreement, Location, Parameter, TraceRecord
+from ddplint.analysis import Analysis, Disagreement, Location, Parameter, Rehearsal, TraceRecord
 from ddplint.rules import DdpSettings, RuleFile, TargetSpec, UnusedRule
 
 FILE = "/work/project/model.py"
@@ -46,18 +47,39 @@ def analysis(
     *parameters: Parameter, complete: bool = True, disagreements: Sequence[Disagreement] = (), **more: Any
 ) -> Analysis:
     """An analysis of these parameters."""
-    trace = TraceRecord(
-        device="meta",
-        device_reason="",
-        paths=1,
-        ranks=1,
-        nodes=12,
-        seconds=0.123456,
-        disagreements=tuple(disagreements),
-        complete=complete,
-    )
-    fields = {"target": "model.py:build", "torch_version": "2.13.0", "trace": trace}
+    record = trace(disagreements=tuple(disagreements), complete=complete)
+    fields = {"target": "model.py:build", "torch_version": "2.13.0", "trace": record}
     return Analysis(parameters=parameters, **{**fields, **more})
+
+
+SETTINGS = ("find_unused_parameters=False", "find_unused_parameters=True", "static_graph=True")
+
+
+@dataclass(frozen=True, slots=True)
+class _Tried(Rehearsal):
+    """A rehearsal in which what no path uses was frozen as well, with the flag off."""
+
+    frozen: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Told(TraceRecord):
+    """A trace that tells how many of its paths had an answer forced."""
+
+    forced: int = 0
+
+
+def rehearsal(off: str = "ok", on: str = "ok", static: str = "ok", **more: Any) -> Rehearsal:
+    """A rehearsal with these outcomes."""
+    outcomes = dict(zip(SETTINGS, (off, on, static), strict=True))
+    fields = {"device": "meta", "iterations": 3, "ranks": 2, "seconds": 0.0456789, "details": {}}
+    return _Tried(outcomes=outcomes, **{**fields, **more})
+
+
+def trace(**more: Any) -> TraceRecord:
+    """A trace of one path on meta, or of what ``more`` says."""
+    fields = {"device": "meta", "device_reason": "", "paths": 1, "ranks": 1, "nodes": 12, "seconds": 0.123456}
+    return _Told(**{**fields, **more})
 
 
 def entry(*params: str, action: str = "allow", at: int = 12, **more: Any) -> UnusedRule:
@@ -65,14 +87,16 @@ def entry(*params: str, action: str = "allow", at: int = 12, **more: Any) -> Unu
     return UnusedRule(**{"params": params, "reason": "a reason", "action": action, "line": at, **more})
 
 
-def rules(*entries: UnusedRule, path: str = "/work/project/rules/hybrid.toml") -> RuleFile:
-    """A rule file with these entries."""
+def rules(
+    *entries: UnusedRule, path: str = "/work/project/rules/hybrid.toml", flag: bool | None = None, static: bool | None = None
+) -> RuleFile:
+    """A rule file with these entries; ``flag`` and ``static`` are what it declares under ``[ddp]``."""
     return RuleFile(
         path=path,
         name="hybrid",
         description="",
         detect=(),
         target=TargetSpec(factory="model.py:build"),
-        ddp=DdpSettings(),
+        ddp=DdpSettings(flag, static),
         unused=entries,
     )

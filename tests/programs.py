@@ -961,6 +961,7 @@ def _plainest(one: Statement) -> dict[str, Any]:
     plain: dict[str, Any] = {"target": "a", "source": "a", "share": 0, "hooked": False, "style": "attribute"}
     plain |= {"kind": "linear", "call": "plain"} if isinstance(one, Layer) else {}
     plain |= {"call": "plain"} if isinstance(one, Block) else {}
-    plain |= {"condition": Condition("sum", "a")} if isinstance(one, (Branch, Leave)) else {}
+    if isinstance(one, (Branch, Leave)) and CONDITIONS[one.condition.kind][1] != "static":
+        plain["condition"] = Condition("sum", "a")
     plain |= {"count": 2}
     return {f.name: plain[f.name] for f in fields(one) if f.name in plain}

@@ -45,7 +45,7 @@ class Tally:
     mismatches: Counter[str] = field(default_factory=Counter)
     notes: Counter[str] = field(default_factory=Counter)
     sources: list[tuple[str, str, str]] = field(default_factory=list)  # kind, what, source
-    seconds: float = 0.0  # ddplint's own
+    seconds: float = 0.0  # of CPU time, ddplint's own
 
     def add(self, other: Tally) -> None:
         """Take in another chunk."""

@@ -252,7 +252,7 @@ class Verdict:
 
     mismatches: tuple[Mismatch, ...] = ()
     notes: tuple[Mismatch, ...] = ()
-    seconds: float = 0.0  # ddplint's own
+    seconds: float = 0.0  # of CPU time, ddplint's own
     outcome: str = "answered"  # or "refused": ddplint rightly says that the program does not run
     analysis: Analysis | None = None
 
@@ -272,17 +272,17 @@ def compare_texts(text: str, watched: str, folder: Path, **options: Any) -> Verd
     else:
         varied = bool("random" in text.split("class Model", 1)[1] or oracle_forks(watched))
         every, base = oracle.natural(range(SEEDS if varied else 2))
-    start = time.perf_counter()
+    start = time.process_time()
     try:
         analysis = ask(text, folder, **options)
     except DdplintError as error:
-        seconds = time.perf_counter() - start
+        seconds = time.process_time() - start
         if base.errors or not any(parameters.values()):
             return Verdict(seconds=seconds, outcome="refused")
         return Verdict((Mismatch("wrong-error", str(error)),), seconds=seconds, outcome="refused")
     except Exception as error:  # the fault that is looked for
         return Verdict((Mismatch("crash", f"{type(error).__name__}: {error}"),), outcome="crashed")
-    seconds = time.perf_counter() - start
+    seconds = time.process_time() - start
     if not base.count:
         return Verdict((Mismatch("no-error", base.errors[0].split("\n")[0]),), (), seconds, analysis=analysis)
     mismatches, notes = _differences(analysis, parameters, every, oracle)

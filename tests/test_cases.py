@@ -90,20 +90,45 @@ def test_no_case_ends_in_a_traceback(checked: Mapping[str, Future[Ran]], name: s
     assert ran.returncode in (0, 1), ran.stderr
 
 
-@each_static_case
-def test_never_used_is_what_real_runs_never_gave_a_gradient(checked: Mapping[str, Future[Ran]], name: str) -> None:
-    found = result(checked, name)
-    assert [p["name"] for p in found["unused"] if p["usage"] == "never"] == TRUTH[name]["never"]
-    assert [p["name"] for p in found["unused"] if p["usage"] == "sometimes"] == []
-    assert found["verdict"]["usage"] == "static"
+@each_case
+def test_never_and_sometimes_used_are_what_real_runs_gave(checked: Mapping[str, Future[Ran]], name: str) -> None:
+    found, truth = result(checked, name), TRUTH[name]
+    assert [p["name"] for p in found["unused"] if p["usage"] == "never"] == truth["never"]
+    assert [p["name"] for p in found["unused"] if p["usage"] == "sometimes"] == truth["sometimes"]
+    assert found["verdict"]["usage"] == ("dynamic" if truth["sometimes"] else "static")
 
 
-@each_static_case
+@each_case
 def test_the_counts_are_of_trainable_parameters(checked: Mapping[str, Future[Ran]], name: str) -> None:
     counts, truth = result(checked, name)["counts"], TRUTH[name]
     assert counts["trainable"] == truth["trainable_count"]
     assert counts["always"] == truth["always_count"]
+    assert counts["sometimes"] == len(truth["sometimes"])
     assert counts["never"] == len(truth["never"])
+
+
+@each_case
+def test_the_verdict_is_what_real_ddp_did(checked: Mapping[str, Future[Ran]], name: str) -> None:
+    verdict, truth = result(checked, name)["verdict"], TRUTH[name]
+    off, on = truth["ddp_false_outcome"], truth["ddp_true_outcome"]
+    assert verdict["ddp"]["find_unused_parameters=False"] == off
+    assert verdict["ddp"]["find_unused_parameters=True"] == on
+    needs = "not-needed" if off == "ok" else "needed" if on == "ok" else "insufficient"
+    assert verdict["find_unused_parameters"] == needs
+
+
+CLEAN = [
+    name
+    for name, truth in TRUTH.items()
+    if not (truth["never"] or truth["sometimes"]) and truth["ddp_false_outcome"] == truth["ddp_true_outcome"] == "ok"
+]
+
+
+@_cases(CLEAN)
+def test_a_clean_case_has_no_error_and_no_warning(checked: Mapping[str, Future[Ran]], name: str) -> None:
+    findings = result(checked, name)["findings"]
+    assert [f for f in findings if f["severity"] in ("error", "warning")] == []
+    assert checked[name].result().returncode == 0
 
 
 @each_case
@@ -132,8 +157,8 @@ def test_what_ddp_does_not_find_from_the_outputs(name: str) -> None:
 
 
 def analysis(name: str) -> Analysis:
-    """The engine's whole answer about a case; the report does not carry all of it."""
-    return analyse(Request(_spec(name), steps=1, ranks=1, rehearse=False))
+    """The engine's answer about a case's first path; the report does not carry all of it."""
+    return analyse(Request(_spec(name), steps=1, ranks=1, paths=1, rehearse=False))
 
 
 def _spec(name: str) -> TargetSpec:

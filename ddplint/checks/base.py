@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from functools import cached_property
+from typing import Literal, Protocol, TypeVar
 
 from ddplint.analysis import Analysis, Location, Parameter, Usage
-from ddplint.rules import RuleFile, UnusedRule, matches
+from ddplint.rules import RuleFile, UnusedRule, matches, matching
 
 Severity = Literal["error", "warning", "info"]
+T = TypeVar("T")
+
+OFF, ON, STATIC = "find_unused_parameters=False", "find_unused_parameters=True", "static_graph=True"
+"""How a model can be wrapped: the keys of ``Rehearsal.outcomes``."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots: what is asked for often is kept
 class Case:
     """One checkpoint type (or a bare target, ``rules`` None) with what the trace found about it."""
 
@@ -24,14 +29,42 @@ class Case:
         """The rule file's ``[[unused]]`` entries; none for a bare target."""
         return self.rules.unused if self.rules else ()
 
-    @property
+    @cached_property
     def trainable(self) -> tuple[Parameter, ...]:
         """The parameters that require grad, in the model's order."""
         return tuple(p for p in self.analysis.parameters if p.trainable)
 
+    @property
+    def declared(self) -> str | None:
+        """How the rule file says that the project wraps the model (OFF, ON or STATIC); None if it does not."""
+        if self.rules is None:
+            return None
+        if self.rules.ddp.static_graph:
+            return STATIC  # whatever the other flag says: no search then (dynamic_graph_find_unused in reducer.hpp)
+        return {None: None, False: OFF, True: ON}[self.rules.ddp.find_unused_parameters]
+
+    def outcome(self, setting: str | None) -> str | None:
+        """What the rehearsal said of a wrap; None if there was none."""
+        rehearsal = self.analysis.rehearsal
+        return rehearsal.outcomes.get(setting) if rehearsal is not None and setting is not None else None
+
+    @cached_property
+    def _covering(self) -> dict[str, list[UnusedRule]]:
+        """For each parameter's first name, the entries that cover it, in their order."""
+        names = [name for p in self.analysis.parameters for name in (p.name, *p.aliases)]
+        named = [(entry, set(matching(entry.params, names))) for entry in self.entries]
+        return {
+            p.name: [entry for entry, inside in named if not inside.isdisjoint((p.name, *p.aliases))]
+            for p in self.analysis.parameters
+        }
+
     def covered(self, entry: UnusedRule) -> tuple[Parameter, ...]:
         """The parameters that a pattern of ``entry`` names, frozen ones too, in the model's order."""
-        return tuple(p for p in self.analysis.parameters if covers(entry, p))
+        return tuple(p for p in self.analysis.parameters if entry in self._covering[p.name])
+
+    def covering(self, parameter: Parameter) -> UnusedRule | None:
+        """The first entry that covers ``parameter``, whatever it says of it."""
+        return next(iter(self._covering[parameter.name]), None)
 
     def agrees(self, entry: UnusedRule, parameter: Parameter) -> bool:
         """Whether ``entry`` says of ``parameter`` (never used, used sometimes) what the trace found.
@@ -45,10 +78,7 @@ class Case:
 
     def documented_by(self, parameter: Parameter) -> UnusedRule | None:
         """The first entry that covers ``parameter`` and says of it what the trace found."""
-        for entry in self.entries:
-            if covers(entry, parameter) and self.agrees(entry, parameter):
-                return entry
-        return None
+        return next((entry for entry in self._covering[parameter.name] if self.agrees(entry, parameter)), None)
 
     def undocumented(self, usage: Usage) -> tuple[Parameter, ...]:
         """The trainable parameters of ``usage`` of which no entry says so, in the model's order."""
@@ -76,11 +106,13 @@ class Finding:
 class Example:
     """A small target, as Python source with ``build``, ``inputs`` and ``loss``, and its rules (or none).
 
-    ``rules`` is what a rule file has after ``[target]``: the ``[[unused]]`` entries and ``[ddp]``.
+    ``rules`` is what a rule file has after ``[target]``: the ``[[unused]]`` entries and ``[ddp]``. ``paths`` is
+    the budget of the trace, if not the usual one.
     """
 
     source: str
     rules: str | None = None
+    paths: int | None = None
 
 
 class Check(Protocol):
@@ -105,7 +137,24 @@ def covers(entry: UnusedRule, parameter: Parameter) -> bool:
 
 def by_place(parameters: Iterable[Parameter]) -> list[tuple[Parameter, ...]]:
     """``parameters`` grouped by the place that explains them, groups and members in the model's order."""
-    groups: dict[tuple[str, str], list[Parameter]] = {}
-    for parameter in parameters:
-        groups.setdefault((parameter.cause or "", parameter.place or parameter.name), []).append(parameter)
+    return grouped(parameters, lambda p: (p.cause or "", p.place or p.name))
+
+
+def grouped(items: Iterable[T], key: Callable[[T], object]) -> list[tuple[T, ...]]:
+    """``items`` in groups of one ``key``, groups and members in the order of ``items``."""
+    groups: dict[object, list[T]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
     return [tuple(group) for group in groups.values()]
+
+
+def unseen_severity(case: Case) -> Severity:
+    """How bad it is that DDP's search for unused parameters misses used ones: that depends on the wrap.
+
+    Where the rules declare the flag on it is an error, where they declare it off (or a static graph) DDP does not
+    search, and where they declare nothing a warning. What the rehearsal says of the declared wrap comes first.
+    """
+    if case.outcome(case.declared or OFF) == "ready_twice":
+        return "error"
+    severities: dict[str | None, Severity] = {None: "warning", ON: "error", OFF: "info", STATIC: "info"}
+    return severities[case.declared]

@@ -63,7 +63,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ddplint.checks.base import Case, Example, Finding, Severity, by_place, covers
+from ddplint.checks.base import Case, Example, Finding, Severity, by_place
 from ddplint.checks.wording import because, freeze, names, place, rule_location, subject, toml_entry, verb
 
 CODE = "DDP101"
@@ -149,7 +149,7 @@ def check(case: Case) -> Iterator[Finding]:
     """One finding for each place that leaves trainable parameters unused, where no entry says so."""
     for group in by_place(case.undocumented("never")):
         message = f"{subject(group, case.analysis)} {verb(group, 'is', 'are')} never used: {because(group)}"
-        entry = next((entry for entry in case.entries if covers(entry, group[0])), None)
+        entry = case.covering(group[0])
         if case.rules and entry:
             where = place(rule_location(case.rules.path, entry))
             message += f"; the entry at {where} says that some path uses {verb(group, 'it', 'them')}"

@@ -4,7 +4,9 @@
 
 Reports trainable parameters that the loss needs on some paths only: behind a branch on a tensor's
 value, on a random draw (layer drop, a drawn depth), on the kind of batch, or on a counter. The place is
-what decides it. An entry with `when = "sometimes"` documents them. One finding a place.
+what decides it, with what each answer there leaves unused; where no line of the code decides (the kind
+of batch, a seed, a step), it is where they were created. An entry with `when = "sometimes"` documents
+them. One finding a place. What differs between ranks is DDP204.
 
 ## Why it matters
 
@@ -50,10 +52,11 @@ entry.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from ddplint.checks.base import Case, Example, Finding, Severity, by_place, covers
-from ddplint.checks.wording import names, place, rule_location, subject, toml_entry, verb
+from ddplint.analysis import Parameter
+from ddplint.checks.base import ON, Case, Example, Finding, Severity, by_place, grouped
+from ddplint.checks.wording import line, names, place, rule_location, subject, toml_entry, verb, who
 
 CODE = "DDP203"
 NAME = "conditional"
@@ -113,24 +116,49 @@ GOOD = (
 )
 
 
+_ANSWERS = 3  # said before "and N more"
+
+
 def check(case: Case) -> Iterator[Finding]:
-    """One finding for each place that decides over undocumented parameters."""
-    for group in by_place(case.undocumented("sometimes")):
+    """One finding for each place that decides over undocumented parameters; what the rank decides is DDP204's."""
+    for group in by_place(p for p in case.undocumented("sometimes") if p.decided_by != "rank"):
         location = group[0].location
-        where = f", decided at {place(location)} `{location.text}`" if location else ""
         observed = any(p.evidence == "observed" for p in group)
         seen = "observed" if observed else "possible: seen under forced answers"
-        answers = {p.why for p in group}
-        how = f"{answers.pop()}; {seen}" if len(answers) == 1 else seen
-        who = subject(group, case.analysis)
-        message = f"{who} {verb(group, 'is', 'are')} used on some paths only{where} ({how})"
-        entry = next((entry for entry in case.entries if covers(entry, group[0])), None)
+        said = f"{_sentence(group, case)} ({seen})"
+        decides = location is not None and group[0].decided_by in ("", "value", "draw")
+        if location is not None:
+            said = f"{line(location)}: {said}" if decides else f"{said}; created at {place(location)}"
+        entry = case.covering(group[0])
         if case.rules and entry:
             document = f'write when = "sometimes" on the entry at {place(rule_location(case.rules.path, entry))}'
         else:
             document = f"document {verb(group, 'it', 'them')}:\n{toml_entry(group, case.analysis)}"
-        fix = (
-            f"use {verb(group, 'it', 'them')} on every path (mask instead of branching), or wrap with "
-            f"find_unused_parameters=True and {document}"
-        )
-        yield Finding(CODE, NAME, SEVERITY, message, names(group), location, fix)
+        always = f"use {verb(group, 'it', 'them')} on every path (mask instead of branching)"
+        outcome = case.outcome(ON)
+        if outcome in (None, "ok"):
+            tried = " (rehearsed: ok)" if outcome else ""
+            fix = f"{always}, or wrap with find_unused_parameters=True{tried} and {document}"
+        else:
+            fix = f"{always}: with find_unused_parameters=True DDP fails as well ({outcome}); if that is settled, {document}"
+        yield Finding(CODE, NAME, SEVERITY, said, names(group), location, fix)
+
+
+def _sentence(group: Sequence[Parameter], case: Case) -> str:
+    """What each answer at the place leaves unused."""
+    alike = grouped(group, lambda p: p.why)
+    if len(alike) == 1:
+        return _unused(group, subject(group, case.analysis))
+    shown = alike if len(alike) <= _ANSWERS + 1 else alike[:_ANSWERS]
+    told = [_unused(part, who(part, case.analysis)) for part in shown]
+    if len(shown) < len(alike):
+        told.append(f"and {len(alike) - len(shown)} answers more")
+    return f"{subject(group, case.analysis)} are used on some paths only: {'; '.join(told)}"
+
+
+def _unused(group: Sequence[Parameter], named: str) -> str:
+    are, why = verb(group, "is", "are"), group[0].why
+    condition = why.removeprefix("unused ")
+    if condition.startswith("when "):
+        return f"{condition}, {named} {are} unused"
+    return f"{named} {are} {why}" if condition != why else f"{named} {are} used on some paths only"

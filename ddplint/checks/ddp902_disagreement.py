@@ -4,8 +4,9 @@
 
 ddplint answers "does the loss reach this parameter" three times: in the graph it recorded, in the graph
 that autograd built in the same run, and by a real backward, after which `.grad` is None or not. Kinds
-of difference that are understood (a custom `autograd.Function` that returns None, a re-entrant
-checkpoint) are settled by the backward. Every other difference is reported, one finding a kind.
+of difference that are understood (a custom `autograd.Function` or a hook that gives no gradient, a
+re-entrant checkpoint) are settled by the backward. Every other difference is reported, one finding a
+kind.
 
 ## Why it matters
 
@@ -16,27 +17,29 @@ prevent.
 
 ## Example
 
-Bad: a backward hook takes the gradient away; both graphs say that `hidden` is used, and backward says
-that it is not.
+Bad: forward calls autograd's engine past `backward` and `autograd.grad`. `hidden` gets a gradient, and it is in
+neither graph of the loss.
 
 ```python
-self.hidden, self.head = nn.Linear(4, 4), nn.Linear(4, 4)
-self.head.register_full_backward_hook(lambda module, into, out: (None,))
+hidden = self.hidden(x).sum()
+torch.autograd.Variable._execution_engine.run_backward(
+    (hidden,), (torch.ones(()),), False, False, (), True, accumulate_grad=True
+)
+return self.head(x)
 ```
 
-Good: no hook, or one that returns a gradient.
+Good: what is to be trained is in the loss, and its backward is the only one.
 
 ```python
-self.head.register_full_backward_hook(lambda module, into, out: (into[0].clamp(-1, 1),))
+return self.head(x) + self.hidden(x)
 ```
 
 ## What to do
 
 Look at the parameter's way with `ddplint why NAME`: if it ends too early, the recorder lost sight
-there. The usual reasons are a hook that drops or replaces gradients, tensors whose contents are
-exchanged in place (`torch.utils.swap_tensors`), a C++ extension, and a loss on gradients
-(`autograd.grad(create_graph=True)`) in which a term drops out of the derivative. For the verdict, go by
-the backward. If none of these is there, it is a fault in ddplint: report it, with the target.
+there. The usual reasons are code that drives autograd's engine itself (some pipeline schedules do), and C++
+extensions. For the verdict, go by the backward. If neither is there, it is a fault in ddplint: report it,
+with the target.
 
 ## Notes
 
@@ -65,10 +68,13 @@ class Net(nn.Module):
     def __init__(self):
         super().__init__()
         self.hidden, self.head = nn.Linear(4, 4), nn.Linear(4, 4)
-        self.head.register_full_backward_hook(lambda module, into, out: (None,))
 
     def forward(self, x):
-        return self.head(self.hidden(x))
+        hidden = self.hidden(x).sum()
+        torch.autograd.Variable._execution_engine.run_backward(
+            (hidden,), (torch.ones(()),), False, False, (), True, accumulate_grad=True
+        )
+        return self.head(x)
 
 
 def build():
@@ -83,10 +89,15 @@ def loss(output):
     return output.sum()
 """
 
+_BEGIN, _END = "        hidden = self.hidden(x).sum()\n", "        return self.head(x)\n"
+
 BAD = (Example(_MODEL),)
 GOOD = (
-    Example(_MODEL.replace("out: (None,)", "out: (into[0].clamp(-1, 1),)")),
-    Example(_MODEL.replace("        self.head.register_full_backward_hook(lambda module, into, out: (None,))\n", "")),
+    Example(
+        _MODEL.replace(_MODEL.partition(_BEGIN)[2].partition(_END)[0], "").replace(
+            _BEGIN + _END, "        return self.head(x) + self.hidden(x)\n"
+        )
+    ),
 )
 
 
@@ -106,7 +117,7 @@ def check(case: Case) -> Iterator[Finding]:
         )
         fix = (
             f"see where the recorder lost sight with `ddplint why {members[0].name}`; go by the backward, "
-            "and report it if no hook, C++ extension or loss on gradients explains it"
+            "and report it if no code that drives autograd itself explains it"
         )
         location = group[0].location if group else None
         yield Finding(CODE, NAME, SEVERITY, message, names(members), location, fix)

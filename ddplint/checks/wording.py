@@ -6,12 +6,15 @@ import functools
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import PurePath
 
-from ddplint.analysis import Analysis, Cause, Disagreement, Location, Parameter
+from ddplint.analysis import Analysis, Cause, Disagreement, Location, Parameter, Rehearsal
 from ddplint.fields import toml
-from ddplint.globs import exact_globs
+from ddplint.globs import NameTree
 from ddplint.rules import UnusedRule
+
+_Item = tuple[tuple[str, ...], ...]  # of each component of a name, what can stand there
 
 _SHOWN = 4  # module names listed before "and N more"
 
@@ -61,8 +64,7 @@ def weights(parameters: Iterable[Parameter], analysis: Analysis) -> str:
     numel = sum(p.numel for p in group)
     text = "1 weight" if numel == 1 else f"{amount(numel)} weights"
     if all(p.trainable for p in group):
-        trainable = sum(p.numel for p in analysis.parameters if p.trainable)
-        text += f", {percent(numel, trainable)} of the trainable ones"
+        text += f", {percent(numel, _known(_Parameters(analysis.parameters)).trainable)} of the trainable ones"
     return text
 
 
@@ -75,20 +77,18 @@ def short(names: Iterable[str]) -> str:
     return " and ".join([", ".join(texts[:-1]), texts[-1]] if len(texts) > 1 else texts)
 
 
-def _merged(names: Iterable[str]) -> list[tuple[tuple[str, ...], ...]]:
+def _merged(names: Iterable[str]) -> list[_Item]:
     """Names that differ in one component as one item: for each position, the components that occur there."""
-    items: list[tuple[tuple[str, ...], ...]] = [tuple((part,) for part in name.split(".")) for name in dict.fromkeys(names)]
+    items: list[_Item] = [tuple((part,) for part in name.split(".")) for name in dict.fromkeys(names)]
     for position in range(max((len(item) for item in items), default=0)):
-        merged: dict[tuple[object, ...], tuple[tuple[str, ...], ...]] = {}
+        merged: dict[tuple[_Item, _Item | None], dict[str, None]] = {}
         for item in items:
             if position >= len(item) or len(item) == 1:
-                merged[("", item)] = item
-                continue
-            key = (len(item), item[:position], item[position + 1 :])
-            before = merged[key][position] if key in merged else ()
-            joined = tuple(dict.fromkeys((*before, *item[position])))
-            merged[key] = (*item[:position], joined, *item[position + 1 :])
-        items = list(merged.values())
+                merged[item, None] = {}  # stays as it is
+            else:
+                parts = merged.setdefault((item[:position], item[position + 1 :]), {})
+                parts.update(dict.fromkeys(item[position]))
+        items = [before if after is None else (*before, tuple(parts), *after) for (before, after), parts in merged.items()]
     return items
 
 
@@ -107,15 +107,40 @@ def roots(parameters: Iterable[Parameter], analysis: Analysis) -> tuple[str, ...
     """The outermost modules that hold ``parameters`` and nothing else that was traced, else parameters."""
     group = names(parameters)
     inside = Counter(prefix for name in group for prefix in _prefixes(name))
-    whole = _holding(tuple(p.name for p in analysis.parameters if p.usage is not None))
+    whole = _known(_Parameters(analysis.parameters)).traced
     found = (next((at for at in _prefixes(name) if inside[at] >= whole[at]), name) for name in group)
     return tuple(dict.fromkeys(found))
 
 
+class _Parameters:
+    """A model's parameters as a key: the same object is the same model, whatever is in it."""
+
+    def __init__(self, parameters: tuple[Parameter, ...]) -> None:
+        self.parameters = parameters
+
+    def __hash__(self) -> int:
+        return id(self.parameters)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Parameters) and self.parameters is other.parameters
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What is asked about a whole model for each of its findings."""
+
+    traced: Counter[str]  # how many of the parameters that were traced each module holds
+    trainable: int  # weights
+    names: NameTree
+
+
 @functools.lru_cache(maxsize=2)
-def _holding(known: tuple[str, ...]) -> Counter[str]:
-    """How many of the parameters each module holds; asked once a group, so it is kept."""
-    return Counter(prefix for name in known for prefix in _prefixes(name))
+def _known(model: _Parameters) -> _Known:
+    return _Known(
+        traced=Counter(at for p in model.parameters if p.usage is not None for at in _prefixes(p.name)),
+        trainable=sum(p.numel for p in model.parameters if p.trainable),
+        names=NameTree(name for p in model.parameters for name in (p.name, *p.aliases)),
+    )
 
 
 def _prefixes(name: str) -> list[str]:
@@ -125,14 +150,15 @@ def _prefixes(name: str) -> list[str]:
 
 def subject(parameters: Sequence[Parameter], analysis: Analysis) -> str:
     """Who a finding is about: "7 parameters of `ffn` (1,234 weights, 29 % of the trainable ones)"."""
+    return f"{who(parameters, analysis)} ({weights(parameters, analysis)})"
+
+
+def who(parameters: Sequence[Parameter], analysis: Analysis) -> str:
+    """The same without the weights: "7 parameters of `ffn`"."""
     where = roots(parameters, analysis)
     if set(where) != {p.name for p in parameters}:
-        who = f"{count(len(parameters), 'parameter')} of {short(where)}"
-    elif len(parameters) > 1:
-        who = f"{count(len(parameters), 'parameter')} {short(where)}"
-    else:
-        who = short(where)
-    return f"{who} ({weights(parameters, analysis)})"
+        return f"{count(len(parameters), 'parameter')} of {short(where)}"
+    return f"{count(len(parameters), 'parameter')} {short(where)}" if len(parameters) > 1 else short(where)
 
 
 def names(parameters: Iterable[Parameter | Disagreement]) -> tuple[str, ...]:
@@ -148,6 +174,32 @@ def verb(parameters: Sequence[object], singular: str, plural: str) -> str:
 def place(location: Location) -> str:
     """ "model.py:88"; the whole path is in the finding's location."""
     return f"{PurePath(location.file).name}:{location.line}"
+
+
+def line(location: Location) -> str:
+    """A place with its source: "model.py:88 `if scores.sum() > 0`"."""
+    text = location.text.removesuffix(":")
+    return f"{place(location)} `{text}`" if text else place(location)
+
+
+def outcomes(rehearsal: Rehearsal) -> str:
+    """What DDP did: "find_unused_parameters=False reduction_error; =True ok; static_graph ok"."""
+    told, before = [], ""
+    for setting, outcome in rehearsal.outcomes.items():
+        flag, _, value = setting.partition("=")
+        told.append(f"{'' if flag == before else flag}={value} {outcome}" if flag != "static_graph" else f"{flag} {outcome}")
+        before = flag
+    return "; ".join(told)
+
+
+def rehearsed(analysis: Analysis) -> str:
+    """The same in brackets after a sentence; "" if there was no rehearsal."""
+    return f" (rehearsed: {outcomes(analysis.rehearsal)})" if analysis.rehearsal else ""
+
+
+def details(analysis: Analysis, setting: str) -> str:
+    """Which rank raises what and which waits, in the words of the rehearsal; "" if all went well."""
+    return analysis.rehearsal.details.get(setting, "") if analysis.rehearsal else ""
 
 
 def because(parameters: Sequence[Parameter]) -> str:
@@ -183,8 +235,7 @@ def quoted(patterns: Iterable[str]) -> str:
 
 def toml_entry(parameters: Sequence[Parameter], analysis: Analysis) -> str:
     """The ``[[unused]]`` entry that documents exactly ``parameters``, complete but for its reason."""
-    inside = set(names(parameters))
-    others = (name for p in analysis.parameters if p.name not in inside for name in (p.name, *p.aliases))
-    globs = toml(exact_globs(names(parameters), others))
+    own = (name for p in parameters for name in (p.name, *p.aliases))
+    globs = toml(_known(_Parameters(analysis.parameters)).names.globs(names(parameters), own))
     when = '\nwhen = "sometimes"' if parameters[0].usage == "sometimes" else ""
     return f'[[unused]]\nparams = {globs}\nreason = "why they are unused"\naction = "allow"{when}'

@@ -74,11 +74,9 @@ class MessagePassing(nn.Module):
         message = items
         depth = draw_depth(self.depth) if self.training else self.depth
         for _ in range(depth - 1):
-            if self.view == "atom":
-                arrived = message[a2a].sum(dim=1)
-            else:
-                # What arrives where the bond starts, without what came along the bond itself.
-                arrived = message[a2b].sum(dim=1)[b2a] - message[b2revb]
+            arrived = message[a2a if self.view == "atom" else a2b].sum(dim=1)
+            if self.view == "bond":  # what arrives where the bond starts, without what came along the bond itself
+                arrived = arrived[b2a] - message[b2revb]
             message = self.dropout_layer(self.act_func(items + self.W_h(arrived)))
         return message
 
@@ -92,9 +90,7 @@ class Head(nn.Module):
         self.mpn_k = MessagePassing(config, view)
         self.mpn_v = MessagePassing(config, view)
 
-    def forward(
-        self, items: Tensor, a2b: Tensor, b2a: Tensor, b2revb: Tensor, a2a: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(self, items: Tensor, a2b: Tensor, b2a: Tensor, b2revb: Tensor, a2a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return (
             self.mpn_q(items, a2b, b2a, b2revb, a2a),
             self.mpn_k(items, a2b, b2a, b2revb, a2a),

@@ -153,9 +153,7 @@ def build(
     if isinstance(dropout, bool) or not isinstance(dropout, int | float) or not 0 <= dropout < 1:
         raise ValueError(f"dropout must be a number of at least 0 and below 1, not {dropout!r}")
     if freeze and strip:
-        raise ValueError(
-            "freeze and strip must not both be True: a stripped model has nothing left to freeze"
-        )
+        raise ValueError("freeze and strip must not both be True: a stripped model has nothing left to freeze")
 
     config = EncoderConfig(
         hidden_size=hidden_size,

@@ -26,8 +26,7 @@ def atom_words(molecule: Molecule) -> list[str]:
 def bond_words(molecule: Molecule) -> list[str]:
     """A word for each bond, the same in both directions: its kind between its elements, such as "C=O"."""
     return [
-        kind.join(sorted((molecule.elements[first], molecule.elements[second])))
-        for first, second, kind in molecule.bonds
+        kind.join(sorted((molecule.elements[first], molecule.elements[second]))) for first, second, kind in molecule.bonds
     ]
 
 
@@ -60,9 +59,7 @@ def bond_labels(molecules: Sequence[Molecule]) -> Tensor:
 
 def functional_group_labels(molecules: Sequence[Molecule]) -> Tensor:
     """1 for each functional group that a molecule has, else 0: `(molecules, groups)`, float."""
-    return torch.tensor(
-        [[float(g in molecule.functional_groups) for g in FUNCTIONAL_GROUPS] for molecule in molecules]
-    )
+    return torch.tensor([[float(g in molecule.functional_groups) for g in FUNCTIONAL_GROUPS] for molecule in molecules])
 
 
 def smiles_tokens(molecules: Sequence[Molecule]) -> Tensor:

@@ -62,8 +62,7 @@ class Molecule:
     def charges(self) -> tuple[int, ...]:
         """The formal charge of each atom, in units of the elementary charge."""
         return tuple(
-            CHARGE[atom.removeprefix(element)]
-            for atom, element in zip(self.atom_table.split(), self.elements, strict=True)
+            CHARGE[atom.removeprefix(element)] for atom, element in zip(self.atom_table.split(), self.elements, strict=True)
         )
 
     @cached_property
@@ -134,9 +133,7 @@ MOLECULES = (
         "0-1 1=2 1-3 3-4 4:5 5:6 6:7 7-8 7:9 9:10 4:10",
         ("aromatic ring", "amide", "hydroxyl"),
     ),
-    Molecule(
-        "cysteine", "NC(CS)C(=O)O", "N C C S C O O", "0-1 1-2 2-3 1-4 4=5 4-6", ("amine", "thiol", "carboxyl")
-    ),
+    Molecule("cysteine", "NC(CS)C(=O)O", "N C C S C O O", "0-1 1-2 2-3 1-4 4=5 4-6", ("amine", "thiol", "carboxyl")),
     Molecule(
         "chlorobenzene",
         "Clc1ccccc1",
@@ -162,10 +159,7 @@ def atom_features(molecule: Molecule) -> list[list[float]]:
     """
     aromatic = {atom for first, second, kind in molecule.bonds if kind == ":" for atom in (first, second)}
     ring = {
-        atom
-        for bond, (first, second, _) in enumerate(molecule.bonds)
-        if molecule.in_ring(bond)
-        for atom in (first, second)
+        atom for bond, (first, second, _) in enumerate(molecule.bonds) if molecule.in_ring(bond) for atom in (first, second)
     }
     return [
         _one_hot(element, VALENCE)

@@ -114,8 +114,7 @@ class SmilesDecoder(nn.Module):
         self.token_embedding = nn.Embedding(tokens, latent_dim, padding_idx=labels.PAD)
         self.position_embedding = nn.Embedding(labels.MAX_TOKENS, latent_dim)
         self.decoder_layers = nn.ModuleList(
-            nn.TransformerDecoderLayer(latent_dim, heads, 2 * latent_dim, dropout, batch_first=True)
-            for _ in range(layers)
+            nn.TransformerDecoderLayer(latent_dim, heads, 2 * latent_dim, dropout, batch_first=True) for _ in range(layers)
         )
         self.output_projection = nn.Linear(latent_dim, tokens)
 
@@ -157,9 +156,7 @@ def pretraining_parts(checkpoint: str, kermt: MoleculeEmbedding, sizes: PartSize
     return parts
 
 
-def vocabulary_loss(
-    heads: Mapping[str, nn.Module], embeddings: Embeddings, molecules: Sequence[Molecule]
-) -> Tensor:
+def vocabulary_loss(heads: Mapping[str, nn.Module], embeddings: Embeddings, molecules: Sequence[Molecule]) -> Tensor:
     """The cross entropies of atom words, bond words and functional groups, summed over views: a scalar."""
     *_, atom_scope, bond_scope = batch_of(molecules)
     atoms, bonds = labels.atom_labels(molecules), labels.bond_labels(molecules)

@@ -28,12 +28,16 @@ def document(report: Report) -> dict[str, Any]:
 
 
 def _result(report: Report, result: Result) -> dict[str, Any]:
-    analysis, trace = result.analysis, result.analysis.trace
+    analysis, trace, rehearsal = result.analysis, result.analysis.trace, result.analysis.rehearsal
     never = result.with_usage("never")
     return {
         "ckpt": result.ckpt,
         "target": report.target(result),
-        "verdict": {"usage": result.usage, "find_unused_parameters": None, "ddp": None},
+        "verdict": {
+            "usage": result.usage,
+            "find_unused_parameters": result.flag,
+            "ddp": dict(rehearsal.outcomes) if rehearsal else None,
+        },
         "counts": {
             "trainable": len(result.trainable),
             "frozen": len(analysis.parameters) - len(result.trainable),
@@ -64,7 +68,14 @@ def _result(report: Report, result: Result) -> dict[str, Any]:
             "seconds": round(trace.seconds, 3),
             "agrees_with_autograd": not trace.disagreements,
         },
-        "rehearsal": None,
+        "rehearsal": {
+            "device": rehearsal.device,
+            "iterations": rehearsal.iterations,
+            "ranks": rehearsal.ranks,
+            "seconds": round(rehearsal.seconds, 3),
+        }
+        if rehearsal
+        else None,
     }
 
 

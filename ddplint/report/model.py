@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Literal
 
 from ddplint.analysis import Analysis, Parameter
-from ddplint.checks.base import Case, Finding
+from ddplint.checks.base import OFF, ON, Case, Finding
 from ddplint.rules import RuleFile
 
 Verdict = Literal["static", "dynamic", "incomplete"]
+Flag = Literal["not-needed", "needed", "insufficient"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots: what is asked for often is kept
 class Result:
     """One checkpoint type, or a bare target (``rules`` None), with its trace and the findings about it."""
 
@@ -27,7 +29,7 @@ class Result:
         """The checkpoint type's name; None for a bare target."""
         return self.rules.name if self.rules else None
 
-    @property
+    @cached_property
     def case(self) -> Case:
         """What the checks were asked about."""
         return Case(self.analysis, self.rules)
@@ -42,11 +44,31 @@ class Result:
     @property
     def trainable(self) -> tuple[Parameter, ...]:
         """The parameters with ``requires_grad``, in the model's order."""
-        return tuple(p for p in self.analysis.parameters if p.trainable)
+        return self.case.trainable
 
     def with_usage(self, usage: Literal["always", "sometimes", "never"]) -> tuple[Parameter, ...]:
         """The trainable parameters of this usage, in the model's order."""
         return tuple(p for p in self.trainable if p.usage == usage)
+
+    @property
+    def flag(self) -> Flag | None:
+        """Whether DDP needs ``find_unused_parameters``, by the rehearsal; None if there was none."""
+        off, on = self.case.outcome(OFF), self.case.outcome(ON)
+        if off is None:
+            return None
+        return "not-needed" if off == "ok" else "needed" if on == "ok" else "insufficient"
+
+    @property
+    def frozen(self) -> str | None:
+        """What DDP did with the flag off once what no path uses was frozen; None if that was not rehearsed."""
+        outcome: str | None = getattr(self.analysis.rehearsal, "frozen", None)
+        return outcome
+
+    @property
+    def forced(self) -> int:
+        """How many of the traced paths had an answer forced; 0 also where the trace does not tell."""
+        number: int = getattr(self.analysis.trace, "forced", 0)
+        return number
 
     @property
     def fails(self) -> bool:
@@ -68,13 +90,7 @@ class Report:
 
     def relative(self, file: str) -> str:
         """``file`` relative to the working folder where it is inside, else as it is; forward slashes."""
-        path = Path(file)
-        if path.is_absolute():
-            for folder in (Path(self.folder), Path(self.folder).resolve()):
-                if path.is_relative_to(folder):
-                    path = path.relative_to(folder)
-                    break
-        return path.as_posix()
+        return _relative(file, self.folder)
 
     def target(self, result: Result) -> str:
         """The result's target, "module:factory" or "path/file.py:factory" with the path made relative."""
@@ -84,3 +100,14 @@ class Report:
     def title(self, result: Result) -> str:
         """How a person calls it: the checkpoint type, else the target."""
         return result.ckpt or self.target(result)
+
+
+@lru_cache(maxsize=256)
+def _relative(file: str, working: str) -> str:
+    path = Path(file)
+    if path.is_absolute():
+        for folder in (Path(working), Path(working).resolve()):
+            if path.is_relative_to(folder):
+                path = path.relative_to(folder)
+                break
+    return path.as_posix()

@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from ddplint.analysis import Parameter
-from ddplint.checks.base import Finding
-from ddplint.checks.wording import count, percent, roots, short, size
+from ddplint.checks.base import OFF, ON, STATIC, Finding
+from ddplint.checks.wording import count, line, outcomes, percent, roots, short, size, verb
 from ddplint.report.model import Report, Result
 from ddplint.rules import UnusedRule
 
@@ -20,7 +20,11 @@ def render(report: Report, width: int | None = None) -> str:
     """``report`` as plain text. ``width`` is in columns; by default the terminal's, but 120 at most."""
     columns = width or shutil.get_terminal_size((WIDEST, 24)).columns
     columns = max(NARROWEST, min(columns, WIDEST))
-    lines = [line for result in report.results for line in _wrapped(_verdict(report, result), columns)]
+    lines = []
+    for result in report.results:
+        lines += _wrapped(_verdict(report, result), columns)
+        for text in _rehearsal(result):
+            lines += _wrapped(text, columns, "  ", "    ")
     for result in report.results:
         if len(report.results) > 1:
             lines += ["", f"== {report.title(result)}"]
@@ -67,6 +71,32 @@ def _unused(result: Result) -> str:
     return f"{text}, {undocumented:,} undocumented"
 
 
+def _rehearsal(result: Result) -> Iterator[str]:
+    """What DDP did with each setting, and what is to be said of those that fail for a reason no finding gives."""
+    rehearsal = result.analysis.rehearsal
+    if rehearsal is None:
+        return
+    where = "" if rehearsal.device == result.analysis.trace.device else f" on {rehearsal.device}"
+    how = f"{count(rehearsal.iterations, 'iteration')}, {count(rehearsal.ranks, 'rank')}"
+    yield f"DDP (rehearsed{where}, {how}): {outcomes(rehearsal)}"
+    for setting, detail in rehearsal.details.items():
+        if not _explained(result, setting):
+            yield f"  {setting}: {detail}"
+
+
+def _explained(result: Result, setting: str) -> bool:
+    """Whether the sets of used parameters say why DDP fails: findings and documented entries are about these."""
+    outcome, alive = result.case.outcome(setting), result.trainable
+    if outcome == "ready_twice":
+        return any(p.checkpoint or p.bypass for p in alive)
+    if outcome != "reduction_error":
+        return False
+    if setting == OFF:
+        return bool(result.analysis.unused())
+    returned = any(p.cause == "output-only" for p in alive)
+    return returned or (setting == STATIC and bool(result.with_usage("sometimes")))
+
+
 def _finding(report: Report, finding: Finding, width: int) -> Iterator[str]:
     title = f"{finding.code} {finding.name} ({finding.severity})"
     if finding.location:
@@ -75,7 +105,7 @@ def _finding(report: Report, finding: Finding, width: int) -> Iterator[str]:
             title += f" in {finding.location.function}"
     yield from _wrapped(title, width)
     yield from _wrapped(finding.message, width, "  ")
-    if finding.location and finding.location.text:
+    if finding.location and finding.location.text and line(finding.location) not in finding.message:
         yield f"    > {finding.location.text}"
     sentence, *verbatim = finding.fix.split("\n")
     yield from _wrapped(f"fix: {sentence}", width, "  ", "       ")
@@ -120,9 +150,17 @@ def _numbers(result: Result) -> Iterator[str]:
     differing = len(trace.disagreements)
     agree = f"autograd differs on {count(differing, 'parameter')}" if differing else "autograd agrees"
     yield (
-        f"traced on {device}: {count(trace.paths, 'path')}, {count(trace.ranks, 'rank')}, "
-        f"{count(trace.nodes, 'operation')}, {trace.seconds:.1f} s; {agree}"
+        f"traced on {device}: {_paths(result)}, {count(trace.ranks, 'rank')}, {count(trace.nodes, 'operation')}, "
+        f"{trace.seconds:.1f} s; {agree}"
     )
+
+
+def _paths(result: Result) -> str:
+    trace, forced = result.analysis.trace, result.forced
+    kinds = [f"{trace.paths - forced:,} observed, {forced:,} forced"] if forced else []
+    if trace.infeasible:
+        kinds.append(f"{trace.infeasible:,} more infeasible")
+    return count(trace.paths, "path") + (f" ({', '.join(kinds)})" if kinds else "")
 
 
 def _bytes(parameters: Sequence[Parameter]) -> int:
@@ -130,17 +168,72 @@ def _bytes(parameters: Sequence[Parameter]) -> int:
 
 
 def _advice(result: Result) -> str:
-    """What follows for the DDP wrap, in one sentence."""
-    never, sometimes = result.with_usage("never"), result.with_usage("sometimes")
+    """What follows for the DDP wrap, in one sentence. It says "rehearsed" of what the rehearsal ran, and of nothing else."""
     if result.analysis.trace.disagreements:
-        return "next: settle the disagreement (DDP902) first, nothing above is sure before"
+        return "Settle the disagreement (DDP902) first: nothing above is sure before."
     if result.usage == "incomplete":
-        return "next: trace more paths (--paths), nothing above is sure before"
-    share = percent(sum(p.numel for p in never), sum(p.numel for p in result.trainable))
-    freeze = f"freeze the {len(never):,} that no path uses ({share} of the trainable weights) before the DDP wrap"
+        return "Trace more paths (--paths): not every path was traced, and nothing above is sure before."
+    rehearsal = result.analysis.rehearsal
+    if rehearsal is None:
+        return _expected(result)
+    tried = f"(rehearsed, {count(rehearsal.iterations, 'iteration')})"
+    never, sometimes = result.with_usage("never"), result.with_usage("sometimes")
+    running = [setting for setting, outcome in rehearsal.outcomes.items() if outcome == "ok"]
+    if OFF in running:
+        return _without_the_flag(result, tried)
+    if never and result.frozen == "ok":
+        return f"Freeze {_these(result)}, then DDP runs with {OFF} {tried}."
+    if never and result.frozen is None and not sometimes and rehearsal.outcomes[OFF] == "reduction_error":
+        return f"Freeze {_these(result)}, then DDP should run with {OFF} (not rehearsed)."
+    first = f" What no path uses can be frozen first: {_share(result)}." if never else ""
+    if running:
+        setting = ON if ON in running else running[0]
+        uses = f", for the {_number(sometimes)} that only some paths use" if sometimes and setting == ON else ""
+        return f"Wrap with {setting} {tried}{uses}.{first}"
     if sometimes:
-        first = f"{freeze}; " if never else ""
-        return f"next: {first}the {len(sometimes):,} that only some paths use need find_unused_parameters=True"
+        use = f"Use the {_number(sometimes)} that only some paths use on all of them"
+        return f"{use}: DDP fails with every setting {tried}.{first}"
+    frozen = f", also with {_these(result)} frozen" if never and result.frozen else ""
+    return f"DDP fails with every setting {tried}{frozen}: see above for what each one runs into."
+
+
+def _without_the_flag(result: Result, tried: str) -> str:
+    """What follows where DDP runs with the flag off; ``tried``: how it is known."""
+    on = result.case.outcome(ON)
+    fails = f" and fails with {ON} ({on})" if on not in (None, "ok") else ""
+    runs = f"DDP runs with {OFF} {tried}{fails}"
+    if never := result.with_usage("never"):
+        them = verb(never, "it", "them")
+        return f"{runs}; freeze {_these(result)} all the same: no gradient ever trains {them}."
+    if result.case.declared == ON:
+        return f"Turn the flag off: {runs}."
+    if fails:
+        return f"Keep the flag off: {runs}."
+    return f"{runs}; settle what is reported above." if result.fails else f"Nothing to do: {runs}."
+
+
+def _expected(result: Result) -> str:
+    """The same from the sets of used parameters alone."""
+    never, sometimes = result.with_usage("never"), result.with_usage("sometimes")
+    if sometimes:
+        first = f"Freeze {_these(result)}, and wrap" if never else "Wrap"
+        return f"{first} with {ON}, for the {_number(sometimes)} that only some paths use (not rehearsed)."
     if never:
-        return f"next: {freeze}; DDP then manages used parameters only and needs no find_unused_parameters"
-    return "next: nothing to do, DDP needs no find_unused_parameters for this model"
+        return f"Freeze {_these(result)}, then DDP should run with {OFF} (not rehearsed)."
+    return f"Nothing to do: DDP should run with {OFF} (not rehearsed)."
+
+
+def _these(result: Result) -> str:
+    """ "these 14 (29 % of the weights)", which the report has named above."""
+    return f"{verb(result.with_usage('never'), 'this', 'these')} {_share(result)}"
+
+
+def _share(result: Result) -> str:
+    """ "14 (29 % of the weights)": those that no path uses, of what is trainable."""
+    never = result.with_usage("never")
+    share = percent(sum(p.numel for p in never), sum(p.numel for p in result.trainable))
+    return f"{_number(never)} ({share} of the weights)"
+
+
+def _number(parameters: Sequence[Parameter]) -> str:
+    return f"{len(parameters):,}" if len(parameters) > 1 else "one"

@@ -275,7 +275,7 @@ _DISPATCHING = (
 
 
 @contextmanager
-def _composites_open() -> Iterator[None]:
+def composites_open() -> Iterator[None]:
     """PyTorch's Python functions run inline under the mode instead of arriving at it whole."""
     with ExitStack() as stack:
         for name in _DISPATCHING:
@@ -895,7 +895,7 @@ class Recorder(AnsweringMode):
         apply = torch.autograd.Function.__dict__["apply"].__func__
         inference = torch.autograd.grad_mode.inference_mode
         with ExitStack() as stack:
-            stack.enter_context(_composites_open())
+            stack.enter_context(composites_open())
             stack.enter_context(patched(torch.autograd.Function, apply=self._apply(apply)))
             engine = vars(torch.autograd)["_engine_run_backward"]  # imported there from torch/autograd/graph.py
             stack.enter_context(patched(torch.autograd, _engine_run_backward=self._run_backward(engine)))

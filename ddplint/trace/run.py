@@ -59,7 +59,10 @@ class Path:
 
 def seed_everything(seed: int) -> None:
     """Seed torch's, Python's and (where it is imported) numpy's global generators."""
-    torch.manual_seed(seed)
+    if torch.cuda.is_available():
+        torch.manual_seed(seed)
+    else:  # without CUDA torch.manual_seed keeps a call for every time it is asked (torch/cuda/__init__.py, _lazy_call)
+        torch.default_generator.manual_seed(seed)
     random.seed(seed)
     numpy = sys.modules.get("numpy")
     if numpy is not None:

@@ -28,7 +28,8 @@ def _folder(path: str) -> str:
 
 _DDPLINT = _folder(os.path.dirname(os.path.dirname(__file__)))
 _REFERENCE = _folder(os.path.join(_DDPLINT, "reference"))  # a target like any other
-_RUN = os.path.join(_DDPLINT, "trace", "run.py")  # calls the target: what is above it on the stack is not the target's
+# These call the target: what is above them on the stack is not the target's.
+_CALLERS = tuple(os.path.join(_DDPLINT, *parts) for parts in (("trace", "run.py"), ("rehearse.py",), ("verify_rank.py",)))
 _TORCH = _folder(os.path.dirname(torch.__file__))
 _STDLIB = _folder(os.path.dirname(os.__file__))
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
@@ -48,7 +49,7 @@ def _kind_of_file(name: str) -> int:
     path = os.path.realpath(name)
     if path.startswith(_REFERENCE):
         return _USER
-    if path == _RUN:
+    if path in _CALLERS:
         return _BOUNDARY
     if path.startswith((_DDPLINT, _TORCH)) or path in _TRANSPARENT:
         return _INTERNAL

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ddplint.checks.base import Case, by_place, covers
-from tests.made import analysis, entry, frozen, rules, unused, used
+from ddplint.checks.base import OFF, ON, STATIC, Case, by_place, covers, grouped, unseen_severity
+from tests.made import SETTINGS, analysis, entry, frozen, rehearsal, rules, unused, used
 
 
 def test_parameters_of_one_place_and_cause_are_one_group_in_the_models_order() -> None:
@@ -68,3 +68,51 @@ def test_without_rules_nothing_is_documented() -> None:
     assert case.entries == ()
     assert [p.name for p in case.trainable] == ["a.w", "b.w"]
     assert [p.name for p in case.undocumented("never")] == ["a.w"]
+
+
+def test_an_alias_that_an_entry_covers_counts_once() -> None:
+    tied, first, second = unused("a.w", aliases=("b.w",)), entry("b", at=3), entry("a", "b", at=9)
+    case = Case(analysis(tied, used("c.w")), rules(first, second))
+    assert case.covered(first) == case.covered(second) == (tied,)
+    assert case.covering(tied) == first
+    assert case.covering(case.analysis.parameters[1]) is None
+
+
+def test_groups_are_in_order() -> None:
+    assert grouped([3, 1, 5, 2], lambda number: number % 2) == [(3, 1, 5), (2,)]
+
+
+def test_the_settings_are_the_rehearsals() -> None:
+    assert (OFF, ON, STATIC) == SETTINGS
+    case = Case(analysis(rehearsal=rehearsal("hang", "ok", "reduction_error")))
+    assert [case.outcome(setting) for setting in (OFF, ON, STATIC, None)] == ["hang", "ok", "reduction_error", None]
+    assert Case(analysis()).outcome(OFF) is None
+
+
+@pytest.mark.parametrize(
+    ("flag", "static", "declared", "severity", "failing"),
+    [
+        (None, None, None, "warning", "error"),
+        (False, None, OFF, "info", "error"),
+        (True, None, ON, "error", "error"),
+        (True, False, ON, "error", "error"),
+        (True, True, STATIC, "info", "info"),
+        (None, True, STATIC, "info", "info"),
+        (None, False, None, "warning", "error"),
+    ],
+)
+def test_what_ddp_does_not_see_is_as_bad_as_the_declared_wrap_makes_it(
+    flag: bool | None, static: bool | None, declared: str | None, severity: str, failing: str
+) -> None:
+    declaring = rules(flag=flag, static=static)
+    assert Case(analysis(), declaring).declared == declared
+    assert unseen_severity(Case(analysis(), declaring)) == severity
+    assert unseen_severity(Case(analysis(rehearsal=rehearsal("ok", "ready_twice")), declaring)) == severity
+    both = rehearsal("ready_twice", "ready_twice", "ok")
+    assert unseen_severity(Case(analysis(rehearsal=both), declaring)) == failing
+    assert unseen_severity(Case(analysis(rehearsal=rehearsal(static="ready_twice")), rules(static=True))) == "error"
+
+
+def test_without_rules_no_wrap_is_declared() -> None:
+    assert Case(analysis()).declared is None
+    assert unseen_severity(Case(analysis())) == "warning"

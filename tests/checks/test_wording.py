@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import tomllib
 
 import pytest
@@ -11,17 +12,23 @@ from ddplint.checks.wording import (
     amount,
     because,
     count,
+    details,
     freeze,
+    line,
+    outcomes,
     percent,
+    rehearsed,
     roots,
     short,
     size,
     subject,
     toml_entry,
     weights,
+    who,
 )
 from ddplint.rules import matches
-from tests.made import analysis, frozen, unused, used
+from tests.made import SETTINGS, analysis, frozen, rehearsal, unused, used
+from tests.made import line as at
 
 
 def test_numbers() -> None:
@@ -116,6 +123,30 @@ def test_subject() -> None:
     assert subject(whole[:1], made) == "`ffn.w` (30 weights, 30 % of the trainable ones)"
 
 
+def test_who_is_the_subject_without_its_weights() -> None:
+    made = analysis(unused("ffn.w"), unused("ffn.b"), used("head.w"), used("head.b"))
+    ffn, head = made.parameters[:2], made.parameters[2:]
+    assert [who(ffn, made), who(head[:1], made), who(head, made)] == [
+        "2 parameters of `ffn`",
+        "`head.w`",
+        "2 parameters of `head`",
+    ]
+
+
+def test_a_place_with_its_source() -> None:
+    assert line(at(88, "if scores.sum() > 0:")) == "model.py:88 `if scores.sum() > 0`"
+    assert line(at(88)) == "model.py:88"
+
+
+def test_what_ddp_did() -> None:
+    ran = rehearsal("reduction_error", "ok", "hang", details={SETTINGS[2]: "rank 0 waits"})
+    assert outcomes(ran) == "find_unused_parameters=False reduction_error; =True ok; static_graph hang"
+    made = analysis(rehearsal=ran)
+    assert rehearsed(made) == f" (rehearsed: {outcomes(ran)})"
+    assert [details(made, setting) for setting in SETTINGS] == ["", "", "rank 0 waits"]
+    assert rehearsed(analysis()) == details(analysis(), SETTINGS[2]) == ""
+
+
 def test_a_share_of_the_trainable_weights_is_said_of_trainable_ones_alone() -> None:
     cold = unused("a.w", trainable=False)
     assert weights([cold], analysis(cold, used("b.w"))) == "10 weights"
@@ -139,11 +170,27 @@ def test_freeze_is_python_for_few_modules_and_words_for_many() -> None:
     assert freeze(many, made) == "requires_grad_(False) on `layers.{0..8}.a`"
 
 
+def test_what_is_kept_of_one_model_is_not_said_of_another() -> None:
+    group = (unused("a.b.w"),)
+    for others, root in (((used("a.c.w"),), "a.b"), ((used("c.w"),), "a"), ((used("a.b.v"),), "a.b.w")):
+        made = analysis(*group, *others)
+        assert roots(group, made) == (root,)
+        assert tomllib.loads(toml_entry(group, made))["unused"][0]["params"] == [root if root == "a.b.w" else f"{root}.**"]
+
+
+def test_many_names_in_short_take_no_longer_than_they_are_long() -> None:
+    names = [f"layers.{n}.{part}" for n in range(5000) for part in ("weight", "scale")]
+    start = time.process_time()
+    assert short(names) == "`layers.{0..4999}.{weight,scale}`"
+    assert time.process_time() - start < 2
+
+
 @pytest.mark.parametrize("usage", ["never", "sometimes"])
 def test_the_entry_to_paste_names_exactly_the_group(usage: str) -> None:
     group = [unused(f"blocks.{i}.norm.{p}", usage=usage) for i in range(4) for p in ("weight", "bias")]
     group += [unused("head.bias", usage=usage), unused("odd [name].w", usage=usage)]
-    others = [used("head.weight"), used("blocks.0.fc.weight"), frozen("odd [name]s.w"), frozen("odd *.w")]
+    group[0] = unused(group[0].name, usage=usage, aliases=("tied.weight",))
+    others = [used("head.weight"), used("tied.bias"), used("blocks.0.fc.weight"), frozen("odd [name]s.w"), frozen("odd *.w")]
     (parsed,) = tomllib.loads(toml_entry(group, analysis(*group, *others)))["unused"]
     named = [p for p in (*group, *others) if any(matches(pattern, p.name) for pattern in parsed["params"])]
     assert named == group

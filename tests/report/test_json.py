@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
+
 from ddplint import __version__
 from ddplint.analysis import Disagreement
 from ddplint.checks.registry import run
 from ddplint.report import Report, Result, render
-from tests.made import analysis, entry, frozen, rules, unused, used
+from tests.made import SETTINGS, analysis, entry, frozen, line, rehearsal, rules, unused, used
 
 
 def rendered(*results: Result) -> Any:
@@ -101,6 +103,45 @@ def test_trace() -> None:
     differing = analysis(used("a.w"), disagreements=[Disagreement("a.w", graph=False, autograd=True, backward=True)])
     (result,) = rendered(Result(differing))["results"]
     assert result["trace"]["agrees_with_autograd"] is False
+
+
+@pytest.mark.parametrize(
+    ("off", "on", "static", "flag"),
+    [
+        ("ok", "ok", "ok", "not-needed"),
+        ("ok", "ready_twice", "ok", "not-needed"),
+        ("reduction_error", "ok", "reduction_error", "needed"),
+        ("reduction_error", "reduction_error", "ok", "insufficient"),
+        ("hang", "hang", "hang", "insufficient"),
+    ],
+)
+def test_the_verdict_is_what_the_rehearsal_did(off: str, on: str, static: str, flag: str) -> None:
+    (result,) = rendered(Result(analysis(used("a.w"), rehearsal=rehearsal(off, on, static))))["results"]
+    assert result["verdict"] == {
+        "usage": "static",
+        "find_unused_parameters": flag,
+        "ddp": dict(zip(SETTINGS, (off, on, static), strict=True)),
+    }
+    assert result["rehearsal"] == {"device": "meta", "iterations": 3, "ranks": 2, "seconds": 0.046}
+
+
+def test_the_place_of_a_conditional_one_is_what_decides() -> None:
+    branch = unused(
+        "a.w", usage="sometimes", cause="conditional", location=line(88, "if x.sum() > 0:"), why="unused when false"
+    )
+    (result,) = rendered(Result(analysis(branch)))["results"]
+    assert result["unused"][0]["location"] == {"file": "model.py", "line": 88}
+    assert result["unused"][0]["why"] == "unused when false"
+
+
+def test_a_finding_has_its_own_severity() -> None:
+    hidden = analysis(used("a.w", checkpoint=line(5)), rehearsal=rehearsal("ok", "ready_twice"))
+    severities = []
+    for declared in (None, rules(flag=False), rules(flag=True)):
+        result = Result(hidden, rules=declared)
+        (written,) = rendered(Result(hidden, run(result.case), declared))["results"]
+        severities += [finding["severity"] for finding in written["findings"] if finding["code"] == "DDP205"]
+    assert severities == ["warning", "info", "error"]
 
 
 def test_a_bare_target_has_no_checkpoint_type_and_an_unknown_place_is_null() -> None:
