@@ -184,6 +184,12 @@ def _trace(request: Request, device: TraceDevice, reason: str, default: dict[str
             start = time.perf_counter()
             explorer = Explorer(target, built, device, judge, rank=rank, limit=limit, default=default)
             try:
+                if first is not None and target.step is None and not rank_sites:
+                    same = explorer.like(outcomes[0])
+                    if same is not None and not environment.rank_asked:
+                        outcomes.append(same)
+                        seconds += time.perf_counter() - start
+                        continue
                 found = explorer.first()
                 if (
                     device == "meta"

@@ -7,7 +7,6 @@ read off the collectives that each rank issues: they are matched by order, as th
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import itertools
 import random
@@ -37,6 +36,7 @@ from ddplint.trace.environment import without_gpu
 from ddplint.trace.patching import patched
 from ddplint.trace.recorder import composites_open
 from ddplint.trace.run import Built, build, on_device, seed_everything
+from ddplint.trace.shapes import Shapes
 from ddplint.trace.values import Answer, AnsweringMode, Answers, NoValue, Plan, answering
 
 SETTINGS = ("find_unused_parameters=False", "find_unused_parameters=True", "static_graph=True")
@@ -78,7 +78,7 @@ def rehearse(
     import torch._dynamo  # noqa: F401  # DDP imports it, and must not do so while torch is patched
 
     alone = ranks < 2 or (not ranks_differ and len({(p.inputs, p.seed, p.answers) for p in plans}) == 1)
-    shapes = _Shapes() if device == "meta" else None
+    shapes = Shapes() if device == "meta" else None
     stages = [
         _Stage(target, _plans_of(rank, plans), device, rank, ranks, default, shapes, frozen)
         for rank in range(1 if alone else ranks)
@@ -210,77 +210,6 @@ def _operators() -> dict[Any, _Given]:
     return found
 
 
-class _Unlike(Exception):
-    """An argument or a result that says more than its shape."""
-
-
-def _shape(value: Any) -> Any:
-    """What of ``value`` an operation's result on meta depends on, hashable. Raises _Unlike."""
-    kind = type(value)
-    if kind is torch.Tensor or kind is nn.Parameter:
-        if not value.is_meta or value.layout is not torch.strided or value.dtype.is_complex:  # complex: may be conjugate
-            raise _Unlike
-        return value.shape, value.stride(), value.dtype
-    if isinstance(value, torch.Tensor):
-        raise _Unlike
-    if kind is list or kind is tuple:
-        return tuple([_shape(item) for item in value])
-    return kind, value
-
-
-class _Shapes:
-    """Calls operators on meta tensors, and computes only once what comes out for the same operator, shapes and numbers.
-
-    Meta tensors are nothing but shapes, and layers and iterations are alike: of a large model's calls a few hundred
-    differ. Only operators that return new tensors are answered from memory.
-    """
-
-    def __init__(self) -> None:
-        self._pure: dict[Any, bool] = {}
-        self._known: dict[Any, tuple[bool, tuple[Any, ...]]] = {}
-
-    @staticmethod
-    def _is_pure(func: Any) -> bool:
-        schema = func._schema
-        by_value = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
-        return (
-            bool(schema.returns)
-            and all(str(r.type) == "Tensor" and r.alias_info is None for r in schema.returns)
-            and all(argument.alias_info is None for argument in schema.arguments)
-            and not by_value.intersection(func.tags)
-        )
-
-    def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """``func(*args, **kwargs)``."""
-        pure = self._pure.get(func)
-        if pure is None:
-            pure = self._pure[func] = self._is_pure(func)
-        if not pure:
-            return func(*args, **kwargs)
-        try:
-            key = (func, _shape(args), tuple([(name, _shape(value)) for name, value in kwargs.items()]))
-            known = self._known.get(key)
-        except (_Unlike, TypeError):  # TypeError: not hashable
-            return func(*args, **kwargs)
-        if known is not None:
-            several, shapes = known
-            made = [_made(shape) for shape in shapes]
-            return tuple(made) if several else made[0]
-        result = func(*args, **kwargs)
-        several = isinstance(result, tuple)
-        with contextlib.suppress(_Unlike):
-            self._known[key] = several, _shape(result if several else (result,))
-        return result
-
-
-def _made(shape: Any) -> torch.Tensor | None:
-    """A new tensor of a shape that ``_shape`` gave; a backward returns None for the gradients it is not asked for."""
-    if len(shape) == 2:
-        return None
-    size, stride, dtype = shape
-    return torch.empty_strided(size, stride, dtype=dtype, device="meta")
-
-
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Logs the collectives of the code that runs, DDP's own and the target's, and gives meta tensors what they lack.
 
@@ -288,7 +217,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     wrote there stands. What rank 0 broadcast, such as the bucket order, is what the ranks that run after it get.
     """
 
-    def __init__(self, log: _Log, sent: list[torch.Tensor | None] | None, shapes: _Shapes | None) -> None:
+    def __init__(self, log: _Log, sent: list[torch.Tensor | None] | None, shapes: Shapes | None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.log = log
         self.shapes = shapes
@@ -372,7 +301,7 @@ class _Stage:
     rank: int
     ranks: int
     default: Mapping[str, Answer] | None
-    shapes: _Shapes | None
+    shapes: Shapes | None
     frozen: frozenset[str]
 
     def run(self, setting: str, iterations: int, *, sent: list[torch.Tensor | None] | None) -> _Log:

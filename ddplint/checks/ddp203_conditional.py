@@ -159,6 +159,8 @@ def _sentence(group: Sequence[Parameter], case: Case) -> str:
 def _unused(group: Sequence[Parameter], named: str) -> str:
     are, why = verb(group, "is", "are"), group[0].why
     condition = why.removeprefix("unused ")
+    if condition in ("when true", "when false") and group[0].location and "not " in group[0].location.text:
+        condition = condition.replace("when", "when the value that is read is")  # not the whole condition
     if condition.startswith("when "):
         return f"{condition}, {named} {are} unused"
     return f"{named} {are} {why}" if condition != why else f"{named} {are} used on some paths only"

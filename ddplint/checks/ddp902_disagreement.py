@@ -17,15 +17,14 @@ prevent.
 
 ## Example
 
-Bad: forward calls autograd's engine past `backward` and `autograd.grad`. `hidden` gets a gradient, and it is in
-neither graph of the loss.
+Bad: a hook drives autograd's engine itself, past `backward`. `hidden` gets a gradient, and it is in neither
+graph of the loss.
 
 ```python
-hidden = self.hidden(x).sum()
-torch.autograd.Variable._execution_engine.run_backward(
-    (hidden,), (torch.ones(()),), False, False, (), True, accumulate_grad=True
-)
-return self.head(x)
+y, hidden = self.head(x), self.hidden(x)
+engine = torch.autograd.Variable._execution_engine
+y.register_hook(lambda g: engine.run_backward((hidden,), (g,), False, False, (), True, accumulate_grad=True))
+return y
 ```
 
 Good: what is to be trained is in the loss, and its backward is the only one.
@@ -70,11 +69,10 @@ class Net(nn.Module):
         self.hidden, self.head = nn.Linear(4, 4), nn.Linear(4, 4)
 
     def forward(self, x):
-        hidden = self.hidden(x).sum()
-        torch.autograd.Variable._execution_engine.run_backward(
-            (hidden,), (torch.ones(()),), False, False, (), True, accumulate_grad=True
-        )
-        return self.head(x)
+        y, hidden = self.head(x), self.hidden(x)
+        engine = torch.autograd.Variable._execution_engine
+        y.register_hook(lambda g: engine.run_backward((hidden,), (g,), False, False, (), True, accumulate_grad=True))
+        return y
 
 
 def build():
@@ -89,16 +87,11 @@ def loss(output):
     return output.sum()
 """
 
-_BEGIN, _END = "        hidden = self.hidden(x).sum()\n", "        return self.head(x)\n"
+_BEGIN = "        y, hidden = self.head(x), self.hidden(x)\n"
+_REST = _MODEL.partition(_BEGIN)[2].partition("\n\n")[0]
 
 BAD = (Example(_MODEL),)
-GOOD = (
-    Example(
-        _MODEL.replace(_MODEL.partition(_BEGIN)[2].partition(_END)[0], "").replace(
-            _BEGIN + _END, "        return self.head(x) + self.hidden(x)\n"
-        )
-    ),
-)
+GOOD = (Example(_MODEL.replace(_BEGIN + _REST, "        return self.head(x) + self.hidden(x)\n")),)
 
 
 def check(case: Case) -> Iterator[Finding]:

@@ -61,14 +61,7 @@ class Result:
     @property
     def frozen(self) -> str | None:
         """What DDP did with the flag off once what no path uses was frozen; None if that was not rehearsed."""
-        outcome: str | None = getattr(self.analysis.rehearsal, "frozen", None)
-        return outcome
-
-    @property
-    def forced(self) -> int:
-        """How many of the traced paths had an answer forced; 0 also where the trace does not tell."""
-        number: int = getattr(self.analysis.trace, "forced", 0)
-        return number
+        return self.analysis.rehearsal.frozen if self.analysis.rehearsal is not None else None
 
     @property
     def fails(self) -> bool:

@@ -156,8 +156,8 @@ def _numbers(result: Result) -> Iterator[str]:
 
 
 def _paths(result: Result) -> str:
-    trace, forced = result.analysis.trace, result.forced
-    kinds = [f"{trace.paths - forced:,} observed, {forced:,} forced"] if forced else []
+    trace = result.analysis.trace
+    kinds = [f"{trace.paths - trace.forced:,} observed, {trace.forced:,} forced"] if trace.forced else []
     if trace.infeasible:
         kinds.append(f"{trace.infeasible:,} more infeasible")
     return count(trace.paths, "path") + (f" ({', '.join(kinds)})" if kinds else "")

@@ -22,7 +22,7 @@ from ddplint.target import Target
 from ddplint.trace.devices import TraceDevice
 from ddplint.trace.draws import FEW
 from ddplint.trace.recorder import DRAWING
-from ddplint.trace.run import Built, Path, trace
+from ddplint.trace.run import Built, Path, trace, walk
 from ddplint.trace.values import Answer, Answers, Asked, Fork, NoValue, Plan
 
 SEEDS = 3  # further seeds, where something is drawn
@@ -161,12 +161,25 @@ class Explorer:
         if step == 0:
             self.state.restore()
         answers = Answers(dict(plan.answers), default=self.default)
-        path = trace(self.target, self.built, self.device, plan, answers, reseed=step == 0, spell=not self.runs)
+        spell = not self.runs and not self.rank
+        path = trace(self.target, self.built, self.device, plan, answers, reseed=step == 0, spell=spell)
         self.runs += 1
         for parameter in self.built.model.parameters():
             parameter.grad = None
         used = self.judge(path)
         return path, Outcome(plan, step, used, path.from_outputs, path.walked, answers.asked)
+
+    def like(self, other: Outcome) -> Outcome | None:
+        """``other``, the first path of another rank, as this rank's own if both hold the same parameters in autograd's
+        graph and ask the same; None if they differ. It takes a forward and no record.
+        """
+        answers = Answers({}, default=self.default)
+        plan = replace(other.plan, rank=self.rank)
+        walked = walk(self.target, self.built, self.device, plan, answers)
+        self.runs += 1
+        if walked != other.from_loss or answers.asked.keys() != other.asked.keys():
+            return None
+        return replace(other, plan=plan)
 
     def first(self) -> Exploration:
         """The target as it is. Raises what the run raises."""

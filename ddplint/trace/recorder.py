@@ -552,6 +552,7 @@ class Recorder(AnsweringMode):
         negated = False
         while (name := self.ops[node].name) in _NEGATIONS and self.ops[node].inputs:
             negated, node = not negated, self.ops[node].inputs[0][0]
+        name = name.strip("_")  # == arrives as __eq__, != as ne
         if name in _OPPOSITES:
             return hash((_OPPOSITES[name], *self._made_by(node, 1))), not negated
         return hash((name, *self._made_by(node, 1))), negated

@@ -7,7 +7,7 @@ import random
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,9 +22,10 @@ from ddplint.errors import DdplintError
 from ddplint.rules import matches
 from ddplint.target import Inputs, Target, blame
 from ddplint.trace.devices import DeviceMode, TraceDevice, Twins
-from ddplint.trace.recorder import Recorder, Recording, tensors_in
+from ddplint.trace.recorder import Recorder, Recording, composites_open, tensors_in
+from ddplint.trace.shapes import RememberingMode, Shapes
 from ddplint.trace.sites import Site, call_site
-from ddplint.trace.values import Answers, NoValue, Plan, answering
+from ddplint.trace.values import AnsweringMode, Answers, NoValue, Plan, answering
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +235,7 @@ def trace(
         seed_everything(plan.seed)
     try:
         inputs = on_device(target.inputs[plan.inputs](), device, twins) if target.step is None else None
-        with _no_collection(), answering(answers), recorder.recording():
+        with _no_collection(), _remembering(device), answering(answers), recorder.recording():
             loss, notice = _loss(target, model, recorder, inputs)
             if not recorder.backwards or (loss.grad_fn is not None and loss.grad_fn not in _roots(recorder)):
                 if not loss.requires_grad:
@@ -274,6 +275,13 @@ def trace(
     )
 
 
+_shapes = Shapes()  # true of every run of the process
+
+
+def _remembering(device: TraceDevice) -> AbstractContextManager[Any]:
+    return RememberingMode(_shapes) if device == "meta" else nullcontext()
+
+
 @contextmanager
 def _no_collection() -> Iterator[None]:
     """No garbage collection while a run is recorded: a record only grows, and each pass would walk all of it."""
@@ -290,7 +298,7 @@ def _roots(recorder: Recorder) -> set[Any]:
     return {f for call in recorder.backwards for f in call.functions}
 
 
-def _loss(target: Target, model: nn.Module, recorder: Recorder, inputs: Inputs | None) -> tuple[torch.Tensor, str]:
+def _loss(target: Target, model: nn.Module, recorder: Recorder | None, inputs: Inputs | None) -> tuple[torch.Tensor, str]:
     """The loss of one step. What the target raises is blamed on its own line."""
     doing = "the step"
     try:
@@ -305,11 +313,8 @@ def _loss(target: Target, model: nn.Module, recorder: Recorder, inputs: Inputs |
                 )
             return loss, ""
         args, kwargs = inputs
-        for position, tensor in enumerate(tensors_in(args)):
-            recorder.placeholder(f"arg_{position}", tensor)
-        for name, value in kwargs.items():
-            for position, tensor in enumerate(tensors_in(value)):
-                recorder.placeholder(f"{name}_{position}" if position else str(name), tensor)
+        if recorder is not None:
+            _name_inputs(recorder, args, kwargs)
         doing = "forward"
         output = model(*args, **kwargs)
         doing = "the loss"
@@ -318,6 +323,26 @@ def _loss(target: Target, model: nn.Module, recorder: Recorder, inputs: Inputs |
         raise
     except Exception as error:
         raise blame(doing, error) from error
+
+
+def _name_inputs(recorder: Recorder, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    for position, tensor in enumerate(tensors_in(args)):
+        recorder.placeholder(f"arg_{position}", tensor)
+    for name, value in kwargs.items():
+        for position, tensor in enumerate(tensors_in(value)):
+            recorder.placeholder(f"{name}_{position}" if position else str(name), tensor)
+
+
+def walk(target: Target, built: Built, device: TraceDevice, plan: Plan, answers: Answers) -> frozenset[str]:
+    """First names of the parameters that autograd's graph of the loss holds on ``plan``: a forward, and no record of it."""
+    model, twins = built.model, Twins(built.twins)
+    seed_everything(plan.seed)
+    inputs = on_device(target.inputs[plan.inputs](), device, twins) if target.step is None else None
+    mode = AnsweringMode(device, answers, twins)
+    with _no_collection(), _remembering(device), answering(answers), composites_open(), mode:
+        loss, _ = _loss(target, model, None, inputs)
+    names = {id(p): name for name, p in model.named_parameters()}
+    return frozenset(_walk([loss.grad_fn], names)) | ({names[id(loss)]} if id(loss) in names else frozenset())
 
 
 def _walk(functions: Sequence[Any], names: dict[int, str]) -> set[str]:
