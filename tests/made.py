@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ddplint.analysis import Analysis, Disagreement, Location, Parameter, Rehearsal, TraceRecord
@@ -55,31 +54,17 @@ def analysis(
 SETTINGS = ("find_unused_parameters=False", "find_unused_parameters=True", "static_graph=True")
 
 
-@dataclass(frozen=True, slots=True)
-class _Tried(Rehearsal):
-    """A rehearsal in which what no path uses was frozen as well, with the flag off."""
-
-    frozen: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Told(TraceRecord):
-    """A trace that tells how many of its paths had an answer forced."""
-
-    forced: int = 0
-
-
 def rehearsal(off: str = "ok", on: str = "ok", static: str = "ok", **more: Any) -> Rehearsal:
     """A rehearsal with these outcomes."""
     outcomes = dict(zip(SETTINGS, (off, on, static), strict=True))
     fields = {"device": "meta", "iterations": 3, "ranks": 2, "seconds": 0.0456789, "details": {}}
-    return _Tried(outcomes=outcomes, **{**fields, **more})
+    return Rehearsal(outcomes=outcomes, **{**fields, **more})
 
 
 def trace(**more: Any) -> TraceRecord:
     """A trace of one path on meta, or of what ``more`` says."""
     fields = {"device": "meta", "device_reason": "", "paths": 1, "ranks": 1, "nodes": 12, "seconds": 0.123456}
-    return _Told(**{**fields, **more})
+    return TraceRecord(**{**fields, **more})
 
 
 def entry(*params: str, action: str = "allow", at: int = 12, **more: Any) -> UnusedRule:

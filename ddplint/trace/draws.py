@@ -141,8 +141,10 @@ def draws_watched() -> Iterator[None]:
         }
         state, generator = _drawing(np.random.RandomState), _drawing(np.random.Generator)
 
+        plain, plain_generator = np.random.default_rng, np.random.Generator
+
         def default_rng(seed: Any = None) -> Any:
-            return generator(np.random.PCG64(seed)) if not isinstance(seed, np.random.Generator) else seed
+            return seed if isinstance(seed, plain_generator) else generator(plain(seed).bit_generator)
 
         stack.enter_context(patched(np.random, RandomState=state, Generator=generator, default_rng=default_rng, **functions))
         stack.enter_context(patched(np.random.mtrand, _rand=state(legacy._bit_generator)))

@@ -33,6 +33,11 @@ def test_one_finding_for_each_place_that_decides() -> None:
     assert (parsed["params"], parsed["when"]) == (["a.**"], "sometimes")
 
 
+def test_true_and_false_are_of_the_value_not_of_the_condition() -> None:
+    (finding,) = check(Case(analysis(branch("a.w", 5, location=line(5, "if not x.sum() > 0:")), used("d.w"))))
+    assert "`if not x.sum() > 0`: when the value that is read is false, 1 parameter of `a`" in finding.message
+
+
 def test_each_answer_has_what_it_leaves_unused() -> None:
     made = [branch(f"experts.{n}.{part}", 5, why=f"unused when the value is {n // 2}") for n in range(4) for part in "wb"]
     (finding,) = check(Case(analysis(*made, used("d.w"))))

@@ -7,7 +7,7 @@ import pytest
 from ddplint.analysis import Parameter
 from ddplint.checks.base import Finding, Severity
 from ddplint.report import Report, Result
-from tests.made import analysis, frozen, rehearsal, rules, trace, unused, used
+from tests.made import analysis, frozen, rehearsal, rules, unused, used
 
 
 @pytest.mark.parametrize(
@@ -65,10 +65,8 @@ def test_counts_are_about_what_is_trainable() -> None:
     assert [p.name for p in result.with_usage("never")] == ["d.w"]
 
 
-def test_what_was_not_rehearsed_or_told_is_not_known() -> None:
+def test_what_was_not_rehearsed_is_not_known() -> None:
     assert Result(analysis()).flag is None
     assert Result(analysis()).frozen is None
     assert Result(analysis(rehearsal=rehearsal())).frozen is None
     assert Result(analysis(rehearsal=rehearsal(frozen="hang"))).frozen == "hang"
-    assert Result(analysis()).forced == 0
-    assert Result(analysis(trace=trace(forced=2))).forced == 2

@@ -39,7 +39,7 @@ ONE = frozenset({"live"})
 
 def filled(value: float, *shape: int) -> Callable[[], Inputs]:
     """Inputs that are one tensor of ``value``."""
-    return lambda: ((torch.full(shape or (2, 4), value),), {})
+    return lambda: ((torch.full(shape or (2, 4), float(value)),), {})
 
 
 class Base(Kind):
@@ -236,6 +236,10 @@ def test_integers_go_on_until_two_bring_nothing_new() -> None:
 
 class Expert(Kind):
     """One of three experts, by an index."""
+
+    @staticmethod
+    def inputs() -> Inputs:
+        return (torch.eye(4)[:2],), {}
 
     def __init__(self) -> None:
         super().__init__()
@@ -787,8 +791,9 @@ class Remembers(Base):
         self.register_buffer("mean", torch.zeros(4))
 
     def forward(self, x: Tensor) -> Any:
-        state = (self.count, *self.names, *self.table.items(), *self.recent, self.mean.sum().item(), hasattr(self, "late"))
-        self.found.append((*state, float(self.live.weight.detach().sum())))
+        with torch._C.DisableTorchFunction():  # looked at unseen: a read of these would be a fork
+            tensors = (self.mean.sum().item(), self.live.weight.sum().item())
+        self.found.append((self.count, *self.names, *self.table.items(), *self.recent, *tensors, hasattr(self, "late")))
         self.count += 1
         self.names.append("b")
         self.table["b"] = 2
