@@ -102,7 +102,8 @@ def _kept_alive(path: Path, graph: GradientGraph) -> dict[Node, Location | None]
 
 
 def _by_zero(node: Node) -> bool:
-    return any(isinstance(a, (int, float)) and not isinstance(a, bool) and a == 0 for a in node.args)
+    given = (*node.args, *node.kwargs.values())
+    return any(isinstance(a, (int, float)) and not isinstance(a, bool) and a == 0 for a in given)
 
 
 def opaque_output(path: Path) -> str:
