@@ -25,6 +25,7 @@ HEAD = """\
 import random
 import numpy as np
 import torch
+import torch.utils.checkpoint
 from torch import nn
 
 
@@ -91,12 +92,41 @@ FOUND = {
         ONE,
         NONE,
     ),
+    # numpy's draw among few is a choice among few: its two ends are not all of it.
+    "the_middle_of_a_choice": (
+        """\
+        a = self.two(x)
+        return self.one(a) if np.random.randint(7) == 3 else a
+""",
+        NONE,
+        ONE,
+    ),
+    # The first answer at the inner fork makes a path that raises: the other one is still to be tried.
+    "a_fork_on_a_path_that_raises": (
+        """\
+        if torch.isinf(x * 1e38).any():
+            taken = torch.randint(0, 7, (1,)).item()
+            return self.one(x) if taken == 6 else x
+        return self.two(x)
+""",
+        NONE,
+        ONE | TWO,
+    ),
+    # What non-reentrant checkpoints and saved-tensor hooks pass on untouched.
+    "an_identity_under_saved_tensor_hooks": (
+        """\
+        with torch.autograd.graph.save_on_cpu():
+            return torch.utils.checkpoint.checkpoint(lambda v: v, self.one(x), use_reentrant=False)
+""",
+        TWO,
+        NONE,
+    ),
     # A fork that only a later step comes to: forcing it from the first step's state never reaches it.
     "a_fork_of_the_second_step": (
         """\
         self.count = getattr(self, "count", 0) + 1
         a = self.two(x)
-        if self.count % 2 == 0 and np.random.randint(8) == 3:
+        if self.count % 2 == 0 and np.random.randint(2) == 0:
             a = self.one(a)
         return a
 """,

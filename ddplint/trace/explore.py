@@ -9,7 +9,7 @@ counted, and left out of the verdict.
 from __future__ import annotations
 
 import copy
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -28,6 +28,8 @@ from ddplint.trace.values import Answer, Answers, Asked, Fork, NoValue, Plan
 SEEDS = 3  # further seeds, where something is drawn
 INTEGERS = 32  # the largest integer that is tried at a fork
 DEFAULT_PATHS = 256
+ATTEMPTS = 2  # paths on which a fork is tried, while all its answers end in errors
+ROUNDS = 2  # times that forks are answered anew from the path that uses the most, and from the one that uses the fewest
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,12 +157,15 @@ class Explorer:
         self.state = State(built)
         self.runs = 0
         self._done: dict[object, Outcome | None] = {}
+        self._asked: dict[Fork, Asked] = {}  # of the run in progress
+        self._cut_short: Outcome | None = None  # the last run, if its loss had no gradient
 
     def run(self, plan: Plan, *, step: int = 0) -> tuple[Path, Outcome]:
         """One path. ``step`` 0 starts from the first state, later ones go on from the step before."""
         if step == 0:
             self.state.restore()
         answers = Answers(dict(plan.answers), default=self.default)
+        self._asked = answers.asked
         spell = not self.runs and not self.rank
         path = trace(self.target, self.built, self.device, plan, answers, reseed=step == 0, spell=spell)
         self.runs += 1
@@ -219,7 +224,7 @@ class Explorer:
         if self.runs >= self.limit:
             found.complete = False
             return None
-        self._done[key] = None
+        self._done[key] = self._cut_short = None
         try:
             _, outcome = self.run(plan, step=step)
         except NoValue as error:
@@ -236,13 +241,24 @@ class Explorer:
                 ) from error
             found.infeasible.append((plan, str(error)))
             self.runs += 1
+            nothing: frozenset[str] = frozenset()
+            if error.where == "loss":  # forward came to its end
+                self._cut_short = Outcome(plan, step, nothing, nothing, nothing, self._asked)  # for the forks it came to
             return None
         found.outcomes.append(outcome)
         self._done[key] = outcome
         return outcome
 
     def _forks(self, found: Exploration) -> None:
+        """Every fork answered each way: from the paths as they are, then from those that use the most and the fewest.
+
+        A fork is answered where it was first asked. Where every answer there ends in an error it may be asked again on
+        another path. The two last steps find what takes two answers at once: a branch within another's alternative, of
+        which neither is taken by the example inputs.
+        """
         known: set[Fork] = set()
+        attempts: Counter[Fork] = Counter()
+        possible: set[Fork] = set()  # those with an answer that leads to an end
         queue: deque[tuple[Fork, Outcome]] = deque()
 
         def discover(outcome: Outcome) -> None:
@@ -251,26 +267,19 @@ class Explorer:
                     known.add(fork)
                     queue.append((fork, outcome))
 
+        def drain() -> None:
+            while queue and found.complete:
+                fork, parent = queue.popleft()
+                attempts[fork] += 1
+                if self._answered(found, fork, parent, discover):
+                    possible.add(fork)
+                elif attempts[fork] < ATTEMPTS:
+                    known.discard(fork)
+
         for outcome in list(found.outcomes):
             discover(outcome)
         alike = [fork for fork in found.outcomes[0].asked if fork.domain == "bool"]
-        while queue:
-            fork, parent = queue.popleft()
-            asked = parent.asked[fork]
-            here: set[frozenset[str]] = set()  # what the answers at this fork came to
-            answers, mixed = deque(answers_at(fork, asked)), False
-            while answers:
-                tried = self._try(found, _forced(parent, fork, answers.popleft()))
-                if tried is not None:
-                    discover(tried)
-                    here.add(tried.used)
-                elif fork.domain == "bool" and asked.count > 1 and not mixed:
-                    mixed = True  # one answer for all reads can't be: some of each
-                    answers += ("even", "odd")
-            if fork.domain == "int" and answers_at(fork, asked) == (0,):
-                self._integers(found, fork, parent, here, discover)
-            if not found.complete:
-                return
+        drain()
         if len(alike) > 1:  # flags that are read apart and tested together
             for answer in (True, False):
                 together = found.outcomes[0]
@@ -278,6 +287,34 @@ class Explorer:
                     if fork not in dict(together.plan.answers):
                         together = replace(together, plan=_forced(together, fork, answer))
                 self._try(found, together.plan)
+        for extreme in (max, min):
+            for _ in range(ROUNDS):
+                outermost = extreme(found.outcomes, key=lambda outcome: len(outcome.used))
+                if outermost.observed:
+                    break
+                given = dict(outermost.plan.answers)
+                queue.extend((fork, outermost) for fork in outermost.asked if fork not in given and fork in possible)
+                drain()
+
+    def _answered(self, found: Exploration, fork: Fork, parent: Outcome, discover: Callable[[Outcome], None]) -> bool:
+        """Try each answer at ``fork``, all else as on ``parent``. Whether one of them could be run to its end."""
+        asked = parent.asked[fork]
+        here: set[frozenset[str]] = set()  # what the answers at this fork came to
+        answers, mixed = deque(answers_at(fork, asked)), False
+        while answers:
+            tried = self._try(found, _forced(parent, fork, answers.popleft()))
+            if tried is not None:
+                discover(tried)
+                here.add(tried.used)
+                continue
+            if self._cut_short is not None:
+                discover(self._cut_short)
+            if fork.domain == "bool" and asked.count > 1 and not mixed:
+                mixed = True  # one answer for all reads can't be: some of each
+                answers += ("even", "odd")
+        if fork.domain == "int" and answers_at(fork, asked) == (0,):
+            self._integers(found, fork, parent, here, discover)
+        return bool(here)
 
     def _integers(
         self, found: Exploration, fork: Fork, parent: Outcome, seen: set[frozenset[str]], discover: Callable[[Outcome], None]

@@ -155,7 +155,7 @@ def test_wav2vec2_of_48_layers_with_layer_drop_in_12_traces() -> None:
     pytest.importorskip("transformers", reason="transformers not installed")
     here = __name__
     spec = TargetSpec(f"{here}:wav2vec2", inputs=f"{here}:waves", loss=f"{here}:mean_of_logits")
-    found = analysed(spec, steps=3)
+    found = analysed(spec, steps=3, device="cpu")  # the same on meta, whose kernels are slower at this size
     names = [p.name for p in found.parameters if ".encoder.layers." in p.name]
     assert [p.name for p in found.parameters if p.usage == "sometimes"] == names
     assert [p.name for p in found.parameters if p.usage == "never"] == ["wav2vec2.masked_spec_embed"]
