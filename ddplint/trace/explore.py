@@ -273,7 +273,7 @@ class Explorer:
                 attempts[fork] += 1
                 if self._answered(found, fork, parent, discover):
                     possible.add(fork)
-                elif attempts[fork] < ATTEMPTS:
+                elif attempts[fork] < ATTEMPTS and self._cut_short is not None:
                     known.discard(fork)
 
         for outcome in list(found.outcomes):
