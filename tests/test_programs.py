@@ -126,7 +126,7 @@ FOUND = {
         """\
         self.count = getattr(self, "count", 0) + 1
         a = self.two(x)
-        if self.count % 2 == 0 and np.random.randint(2) == 0:
+        if self.count % 2 == 0 and random.random() < 0.1:
             a = self.one(a)
         return a
 """,
