@@ -343,16 +343,20 @@ def rehearsed_and_real(programs: Sequence[Program], folder: Path) -> dict[Path, 
     Of programs that fork on nothing, without their further inputs: then both run the same path. Those that ddplint
     refuses are left out. The files stay in ``folder``.
     """
-    rehearsed = {}
+    rehearsed: dict[int, dict[Path, dict[str, str]]] = {}  # by the iterations that the rehearsal took
     for number, program in enumerate(programs):
         text = source(replace(program, variants=()))
         try:
             analysis = ask(text, folder, rehearse=True)
         except DdplintError:
             continue
-        assert analysis.rehearsal is not None
+        done = analysis.rehearsal  # None, where nothing could be rehearsed, equals no outcome of real processes
+        iterations, outcomes = (done.iterations, done.outcomes) if done is not None else (STEPS, {})
         file = folder / f"program_{number}.py"
         file.write_text(text, encoding="utf-8")
-        rehearsed[file] = analysis.rehearsal.outcomes
-    observed = real_ddp.run(list(rehearsed))
-    return {file: (rehearsed[file], dict(seen.outcomes)) for file, seen in observed.items()}
+        rehearsed.setdefault(iterations, {})[file] = outcomes
+    return {
+        file: (several[file], dict(seen.outcomes))
+        for iterations, several in rehearsed.items()
+        for file, seen in real_ddp.run(list(several), iterations=iterations).items()
+    }

@@ -52,11 +52,23 @@ class Twins:
         if tensor.is_meta and twin.numel() <= SMALL and not twin.is_meta:
             self._known[id(tensor)] = tensor, twin.detach()
 
+    def copy(self, tensor: torch.Tensor, other: torch.Tensor) -> None:
+        """``tensor`` has the values of ``other`` from now on, known or not."""
+        twin = self.of(other)
+        if twin is not None:
+            self.put(tensor, twin)
+        else:
+            self.lose(tensor)
+
     def lose(self, tensor: torch.Tensor) -> None:
         """``tensor`` was written to with unknown values: nothing is known of it and its views any more."""
         twin = self.of(tensor)
         if twin is not None and tensor.is_meta:
             self._lost.add(_storage(twin))
+
+
+# What these make does not depend on the values of what they are given.
+_CONSTANT = {"zeros_like": torch.zeros, "ones_like": torch.ones, "new_zeros": torch.zeros, "new_ones": torch.ones}
 
 
 def _storage(tensor: torch.Tensor) -> int:
@@ -186,6 +198,11 @@ class DeviceMode(TorchFunctionMode):
         for tensor, version in versions:
             if tensor._version != version:
                 self.twins.lose(tensor)
+        name = getattr(func, "__name__", "")
+        if name == "__set__" and func.__self__.__name__ == "data" and isinstance(args[1], torch.Tensor):
+            self.twins.copy(args[0], args[1])
+        elif not known and name in _CONSTANT and isinstance(result, torch.Tensor) and result.numel() <= SMALL:
+            self.twins.put(result, _CONSTANT[name](tuple(result.shape), dtype=result.dtype, device="cpu"))
         made = list(tensors_among(result))
         makes = known and (given or func in self._constructors) and all(t.numel() <= SMALL for t in made)
         if makes and (made or any(t._version for t in given)):
@@ -213,6 +230,11 @@ class DeviceMode(TorchFunctionMode):
     def _by_positions(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Indexing by a mask whose values are known, of a tensor whose values are not: by the positions in the mask."""
         if getattr(func, "__name__", "") == "masked_select" and len(args) == 2:
+            known = self.twins.of(args[1])
+            if known is None:
+                return func(*args, **kwargs)
+            shape = torch.broadcast_shapes(args[0].shape, known.shape)  # type: ignore[no-untyped-call]
+            args = args[0].expand(shape), self._on_meta(known.expand(shape).contiguous())
             func = torch.Tensor.__getitem__
         if getattr(func, "__name__", "") != "__getitem__":
             return func(*args, **kwargs)

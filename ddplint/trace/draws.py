@@ -103,6 +103,14 @@ _NO_DRAW = frozenset(
 )
 
 
+class _AsBase(type):
+    """A generator that was made before the wrappers were in place is an instance all the same."""
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, cls.__mro__[1])
+
+
+@functools.cache
 def _drawing(base: type) -> type:
     """A subclass of numpy's ``base`` generator whose every drawing method asks first."""
 
@@ -113,7 +121,7 @@ def _drawing(base: type) -> type:
         return functools.wraps(plain)(call)
 
     names = [n for n in dir(base) if not n.startswith("_") and n not in _NO_DRAW and callable(getattr(base, n))]
-    return type(base.__name__, (base,), {name: method(name, getattr(base, name)) for name in names})
+    return _AsBase(base.__name__, (base,), {name: method(name, getattr(base, name)) for name in names})
 
 
 @contextmanager

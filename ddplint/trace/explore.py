@@ -12,6 +12,7 @@ import copy
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from types import GeneratorType, ModuleType
 from typing import Any
 
 import torch
@@ -63,42 +64,65 @@ Judge = Callable[[Path], frozenset[str]]
 
 
 class State:
-    """A model's own state, to start each path from the same place: buffers, parameters' values, plain attributes."""
+    """A model's own state, to start each path from the same place.
+
+    Buffers and parameters, plain attributes, and what these hold: containers, arrays, tensors and ordinary objects. A
+    generator can't be put back; a model that has one counts as changed after every step.
+    """
 
     def __init__(self, built: Built) -> None:
         model = built.model
-        self._modules = [(m, self._attributes(m)) for m in model.modules()]
-        self._tensors = [(t, t.detach().clone(), t._version) for t in (*model.parameters(), *model.buffers())]
-        known = ((t, built.twins.of(t)) for t in model.buffers())
+        self._owners: dict[int, tuple[Any, dict[str, Any]]] = {}  # modules and objects, with copies of their attributes
+        tensors = {id(t): t for t in (*model.parameters(), *model.buffers())}
+        for module in model.modules():
+            self._keep(module, tensors)
+        self._pictures = self._seen()
+        self._tensors = [(t, t.detach().clone(), t._version) for t in tensors.values()]
+        known = ((t, built.twins.of(t)) for t in tensors.values())
         self._twins = [(twin, twin.clone()) for t, twin in known if twin is not None and t.is_meta]
 
-    @staticmethod
-    def _attributes(module: nn.Module) -> dict[str, Any]:
-        plain = (list, dict, set, deque)
-        return {k: copy.copy(v) if isinstance(v, plain) else v for k, v in vars(module).items()}
+    def _keep(self, owner: Any, tensors: dict[int, torch.Tensor]) -> None:
+        if id(owner) in self._owners:
+            return
+        self._owners[id(owner)] = owner, {}
+        self._owners[id(owner)] = owner, {key: self._copied(value, tensors) for key, value in vars(owner).items()}
+
+    def _copied(self, value: Any, tensors: dict[int, torch.Tensor]) -> Any:
+        """``value`` with its containers copied; tensors and objects inside are noted, and stay themselves."""
+        if isinstance(value, torch.Tensor):
+            tensors.setdefault(id(value), value)
+        elif type(value) in (list, tuple, set):
+            return type(value)(self._copied(item, tensors) for item in value)
+        elif isinstance(value, deque):
+            return deque((self._copied(item, tensors) for item in value), value.maxlen)
+        elif isinstance(value, dict):
+            copied = copy.copy(value)
+            copied.update((key, self._copied(item, tensors)) for key, item in value.items())
+            return copied
+        elif _is_array(value) or (hasattr(value, "__next__") and not isinstance(value, GeneratorType)):
+            return copy.copy(value)
+        elif _is_object(value):
+            self._keep(value, tensors)
+        return value
+
+    def _seen(self) -> list[Any]:
+        memo: dict[int, Any] = {}
+        return [_picture(vars(owner), memo) for owner, _ in self._owners.values()]
 
     def changed(self) -> bool:
         """Whether a step left anything different."""
-        if any(t._version != version for t, _, version in self._tensors):
-            return True
-        for module, before in self._modules:
-            now = vars(module)
-            if now.keys() != before.keys():
-                return True
-            for key, value in before.items():
-                if now[key] is not value and not _same(now[key], value):
-                    return True
-        return False
+        return any(t._version != version for t, _, version in self._tensors) or self._seen() != self._pictures
 
     def restore(self) -> None:
         """Put everything back."""
-        for module, before in self._modules:
-            now = vars(module)
+        for owner, before in self._owners.values():
+            now = vars(owner)
             for key in [k for k in now if k not in before]:
                 del now[key]
             for key, value in before.items():
-                if now.get(key) is not value:
-                    now[key] = copy.copy(value) if isinstance(value, (list, dict, set, deque)) else value
+                memo: dict[int, Any] = {}
+                if key not in now or _picture(now[key], memo) != _picture(value, memo):
+                    now[key] = self._copied(value, {})
         with torch.no_grad():
             for tensor, value, version in self._tensors:
                 if tensor._version != version and not tensor.is_meta:
@@ -109,17 +133,41 @@ class State:
         self._tensors = [(t, value, t._version) for t, value, _ in self._tensors]
 
 
-def _same(one: Any, other: Any) -> bool:
-    """Whether two plain values are equal; tensors only if they are one object."""
-    if type(one) is not type(other):
+def _is_array(value: Any) -> bool:
+    return type(value).__module__ == "numpy" and hasattr(value, "tobytes")
+
+
+def _is_object(value: Any) -> bool:
+    """Whether ``value`` is an object of the target's, with attributes that its code may change."""
+    if isinstance(value, (type, ModuleType, nn.Module, torch.Tensor)) or callable(value) or not hasattr(value, "__dict__"):
         return False
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(_same(one[k], other[k]) for k in one)
-    if isinstance(one, (list, deque)):
-        return len(one) == len(other) and all(_same(a, b) for a, b in zip(one, other, strict=True))
-    if isinstance(one, (bool, int, float, str, bytes, type(None), set)):
-        return bool(one == other)
-    return one is other
+    return not type(value).__module__.startswith(("torch.", "builtins"))
+
+
+def _picture(value: Any, memo: dict[int, Any]) -> Any:
+    """What of ``value`` can change, comparable: plain values as they are, anything else by identity."""
+    if value is None or isinstance(value, (bool, int, float, str, bytes)):
+        return value
+    if isinstance(value, torch.Tensor):  # whether it was written to is asked of its version
+        return id(value)
+    if id(value) in memo:
+        return memo[id(value)]
+    memo[id(value)] = id(value)  # of one that holds itself
+    picture: Any = id(value)
+    if isinstance(value, (list, tuple, deque)):
+        picture = type(value), [_picture(item, memo) for item in value]
+    elif isinstance(value, dict):
+        picture = [(_picture(key, memo), _picture(item, memo)) for key, item in value.items()]
+    elif isinstance(value, (set, frozenset)):
+        picture = {_picture(item, memo) if isinstance(item, str) else hash(item) for item in value}
+    elif _is_array(value):
+        picture = value.tobytes()
+    elif hasattr(value, "__next__"):
+        picture = object()  # how far it has come can't be asked
+    elif _is_object(value):
+        picture = id(value), _picture(vars(value), memo)
+    memo[id(value)] = picture
+    return picture
 
 
 def answers_at(fork: Fork, asked: Asked) -> Sequence[Answer]:
@@ -130,12 +178,11 @@ def answers_at(fork: Fork, asked: Asked) -> Sequence[Answer]:
         return ("low", "high")
     if fork.domain == "choice":
         return tuple(range(fork.choices)) if 0 < fork.choices <= FEW else ("low", "high")
-    if asked.listed and not asked.free:
-        return ("even", "odd")  # computed elements depend on each other: some zero, never all of them
+    counts = ("even", "odd") if asked.listed and not asked.free else ()
     if fork.domain == "float":
-        negative = any(isinstance(v, (int, float)) and v < 0 for v in asked.values)
-        return (-16.0, 16.0) if negative else (0.0, 16.0)
-    return (0,)
+        negative = counts or any(isinstance(v, (int, float)) and v < 0 for v in asked.values)
+        return (*counts, -16.0 if negative else 0.0, 16.0)
+    return counts or (0,)  # computed whole numbers are mostly counts: some of them zero, never all
 
 
 class Explorer:
@@ -336,9 +383,12 @@ def _forced(parent: Outcome, fork: Fork, answer: Answer) -> Plan:
     """``parent``'s plan with ``answer`` at ``fork``, and at every other fork that read the very same value there."""
     forced: dict[Fork, Answer] = {}
     read = parent.asked[fork].expressions
-    if read and isinstance(answer, bool):
-        for other, asked in parent.asked.items():
-            if other != fork and [h for h, _ in asked.expressions] == [h for h, _ in read]:
-                forced[other] = answer if asked.expressions[0][1] == read[0][1] else not answer
+    for other, asked in parent.asked.items():
+        if other == fork or not read or [h for h, _ in asked.expressions] != [h for h, _ in read]:
+            continue
+        if isinstance(answer, bool):
+            forced[other] = answer if asked.expressions[0][1] == read[0][1] else not answer
+        elif not isinstance(answer, str) or other.domain == fork.domain:
+            forced[other] = answer
     kept = {f: a for f, a in parent.plan.answers if f != fork and f not in forced}
     return replace(parent.plan, answers=(*kept.items(), *forced.items(), (fork, answer)))

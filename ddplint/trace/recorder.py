@@ -527,7 +527,7 @@ class Recorder(AnsweringMode):
             return None
         func, args = self.rewrite(func, args, kwargs)
         if name in NUMBERS:
-            args, kwargs = self.numbers(args, kwargs, call_site(sys._getframe(1)))
+            args, kwargs = self.numbers(name, args, kwargs, call_site(sys._getframe(1)))
         elif name in READS or name in _INDEXING or name in SHAPES or name == "where":
             site = call_site(sys._getframe(1))
             if name in READS:

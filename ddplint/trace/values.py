@@ -40,16 +40,18 @@ WHOLE = frozenset({"tolist", "numpy", "__array__", "equal", "allclose"})  # of t
 # Calls whose result's shape depends on a tensor's values; all of them turn a mask into positions.
 SHAPES = frozenset({"nonzero", "argwhere", "masked_select", "nonzero_static"})
 # Calls that take sizes and positions as numbers: C++ reads the value of a tensor given in their place, which no mode sees.
-NUMBERS = frozenset(
+MAKERS = frozenset(
+    {"zeros", "ones", "empty", "full", "rand", "randn", "arange", "linspace", "eye", "randperm", "randint"}  # have no self
+)
+NUMBERS = MAKERS | frozenset(
     {
         *("narrow", "narrow_copy", "select", "split", "unflatten", "view", "reshape", "expand", "repeat", "tile", "roll"),
-        *("zeros", "ones", "empty", "full", "rand", "randn", "arange", "linspace", "eye", "randperm", "randint"),
         *("new_zeros", "new_ones", "new_empty", "new_full", "unfold", "topk", "chunk", "tensor_split", "resize_"),
     }
 )
 Domain = Literal["bool", "int", "float", "mask", "draw", "choice"]
 Answer = bool | int | float | str
-RELEASE_AFTER = 64  # reads at one place in one run: then a forced loop has to end
+RELEASE_AFTER = 512  # reads at one place in one run: then a forced loop has to end
 
 
 class NoValue(BaseException):
@@ -71,7 +73,7 @@ class Fork:
     file: str
     line: int
     function: str
-    choices: int = 0  # of a draw among so many
+    choices: int = field(default=0, compare=False)  # of a draw among so many; a place that varies it is one place
 
 
 @dataclass(slots=True)
@@ -115,15 +117,20 @@ class Answers:
             asked = self.asked[fork] = Asked(site)
         asked.count += 1
         if asked.count > RELEASE_AFTER:
-            if fork in self.forced and self.default is not None and domain == "bool":
-                return fork, not self.forced[fork]  # on meta no value is there to go back to
             return fork, None
         answer = self.forced.get(fork)
-        if domain == "bool" and isinstance(
-            answer, str
-        ):  # "even" or "odd": false at every second read, from the first or second
+        if domain == "bool" and isinstance(answer, str):  # "even" or "odd": false at every second read
             answer = asked.count % 2 == (0 if answer == "even" else 1)
         return fork, answer
+
+    def unknown(self, domain: Domain, fork: Fork | None) -> Answer | None:
+        """What a read gets whose value nobody knows; at last the other answer, so that a loop ends."""
+        if self.default is None:
+            return None
+        answer = self.default[domain]
+        if domain == "bool" and fork is not None and self.asked[fork].count > RELEASE_AFTER:
+            return not self.forced.get(fork, answer)
+        return answer
 
     def note(self, fork: Fork | None, value: Any) -> None:
         """Keep one of the first values that ``fork`` really gave."""
@@ -176,16 +183,16 @@ class AnsweringMode(DeviceMode):
             return func(*args, **kwargs)
         domain = _domain(name, tensor)
         fork, answer = self.answers.at(domain, site)
-        if fork is not None and domain == "bool" and len(known := self.answers.asked[fork].expressions) < RELEASE_AFTER:
+        if fork is not None and len(known := self.answers.asked[fork].expressions) < RELEASE_AFTER:
             known.append(self.expression(tensor))
         if fork is not None and name in ("tolist", "numpy", "__array__") and tensor.numel() > 1:
             asked = self.answers.asked[fork]
             asked.listed, asked.free = True, asked.free and self.is_free(tensor)
         twin = self.twins.of(tensor)
         if answer is None and twin is None:
-            if self.answers.default is None:
+            answer = self.answers.unknown(domain, fork)
+            if answer is None:
                 raise NoValue(f"{name}() reads a tensor's value", site)
-            answer = self.answers.default[domain]
         if answer is not None and (tensor.numel() == 1 or name in WHOLE):  # else the read itself is the target's mistake
             return _shaped(name, tensor, answer)
         value = self._on_twins(func, args, kwargs) if twin is not None else func(*args, **kwargs)
@@ -205,17 +212,21 @@ class AnsweringMode(DeviceMode):
         if name in SHAPES:
             position = 1 if name == "masked_select" and len(args) > 1 else 0
             if isinstance(args[position], torch.Tensor):
-                _, answer = self.answers.at("mask", site)
-                if answer is not None:
-                    mask = self._all_of(args[position], bool(answer))
-                    return (*args[:position], mask, *args[position + 1 :])
+                return (*args[:position], self._forced_mask(args[position], site), *args[position + 1 :])
         elif name == "where" and len(args) == 1:
             return self.mask("nonzero", args, site)
-        elif name == "__getitem__" and isinstance(args[1], torch.Tensor) and args[1].dtype is torch.bool:
-            _, answer = self.answers.at("mask", site)
-            if answer is not None:
-                return args[0], self._all_of(args[1], bool(answer))
+        elif name == "__getitem__":
+            parts = args[1] if isinstance(args[1], tuple) else (args[1],)
+            if any(_is_mask(part) for part in parts):
+                forced = tuple(self._forced_mask(part, site) if _is_mask(part) else part for part in parts)
+                return args[0], forced if isinstance(args[1], tuple) else forced[0]
         return args
+
+    def _forced_mask(self, mask: torch.Tensor, site: Site | None) -> torch.Tensor:
+        fork, answer = self.answers.at("mask", site)
+        if answer is None and self.twins.of(mask) is None:
+            answer = self.answers.unknown("mask", fork)
+        return mask if answer is None else self._all_of(mask, bool(answer))
 
     def _all_of(self, mask: torch.Tensor, answer: bool) -> torch.Tensor:
         """A mask like ``mask`` that is ``answer`` everywhere."""
@@ -237,7 +248,9 @@ class AnsweringMode(DeviceMode):
         resolved = tuple(slice(number(p.start), number(p.stop), number(p.step)) if type(p) is slice else p for p in parts)
         return (args[0], resolved if isinstance(index, tuple) else resolved[0], *args[2:])
 
-    def numbers(self, args: tuple[Any, ...], kwargs: dict[str, Any], site: Site | None) -> tuple[Any, dict[str, Any]]:
+    def numbers(
+        self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], site: Site | None
+    ) -> tuple[Any, dict[str, Any]]:
         """A call's arguments with whole numbers that are given as tensors read first, as in ``bounds``."""
 
         def number(value: Any) -> Any:
@@ -245,7 +258,7 @@ class AnsweringMode(DeviceMode):
                 return value
             return self.read(torch.Tensor.__index__, "__index__", (value,), {}, site)
 
-        first = args[:1] if args and isinstance(args[0], torch.Tensor) and (len(args) > 1 or kwargs) else ()
+        first = args[:1] if name not in MAKERS and args and isinstance(args[0], torch.Tensor) else ()
         rest = args[len(first) :]
         if not any(t.dim() == 0 for t in tensors_among((rest, kwargs))):
             return args, kwargs
@@ -254,7 +267,7 @@ class AnsweringMode(DeviceMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
         if name in NUMBERS:
-            args, kwargs = self.numbers(args, kwargs or {}, call_site(sys._getframe(1)))
+            args, kwargs = self.numbers(name, args, kwargs or {}, call_site(sys._getframe(1)))
         if name in READS:
             return self.read(func, name, args, kwargs or {}, call_site(sys._getframe(1)))
         if name in ("__getitem__", "__setitem__"):
@@ -262,6 +275,10 @@ class AnsweringMode(DeviceMode):
         if name in SHAPES or name == "__getitem__" or (name == "where" and len(args) == 1):
             args = self.mask(name, args, call_site(sys._getframe(1)))
         return super().__torch_function__(func, types, args, kwargs)
+
+
+def _is_mask(part: Any) -> bool:
+    return isinstance(part, torch.Tensor) and part.dtype is torch.bool
 
 
 def _holds_tensor(part: slice) -> bool:

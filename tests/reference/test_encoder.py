@@ -31,9 +31,7 @@ def test_the_drawn_depth_is_a_normal_cut_to_an_integer() -> None:
 
 
 @pytest.mark.parametrize(("extreme", "drawn"), [("low", 3), ("high", 9)])
-def test_the_draw_goes_through_numpys_global_function(
-    monkeypatch: pytest.MonkeyPatch, extreme: str, drawn: int
-) -> None:
+def test_the_draw_goes_through_numpys_global_function(monkeypatch: pytest.MonkeyPatch, extreme: str, drawn: int) -> None:
     monkeypatch.setattr(numpy.random, "uniform", lambda low, high: {"low": low, "high": high}[extreme])
     assert draw_depth(6) == pytest.approx(drawn, abs=1)
 

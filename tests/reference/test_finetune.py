@@ -97,9 +97,7 @@ def test_in_evaluation_the_depth_is_fixed(usage: Usage) -> None:
     assert usage(build(None, depth=1).eval()) == (BOND_READOUTS | MESSAGE_PASSING, set())
 
 
-def test_an_input_as_wide_as_the_hidden_size_skips_the_input_layer(
-    usage: Usage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_input_as_wide_as_the_hidden_size_skips_the_input_layer(usage: Usage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ddplint.reference.encoder.ATOM_WIDTH", 24)
     batch = inputs()[0][0]
     wide = torch.nn.functional.pad(batch[0], (0, 24 - ATOM_WIDTH))
@@ -319,9 +317,7 @@ def test_on_meta_it_runs_up_to_the_first_value_read() -> None:
     assert {tensor.device.type for tensor in (*model.state_dict().values(), *batch)} == {"meta"}
     with pytest.raises((RuntimeError, NotImplementedError)) as raised:
         model(batch)
-    own = [
-        frame for frame in traceback.extract_tb(raised.tb) if Path(frame.filename).parent.name == "reference"
-    ]
+    own = [frame for frame in traceback.extract_tb(raised.tb) if Path(frame.filename).parent.name == "reference"]
     assert own[-1].filename == inspect.getfile(readout)
     assert own[-1].line == "if length == 0:"
 
@@ -347,6 +343,4 @@ def test_on_meta_with_answered_reads_the_same_14_are_unused(kind: str) -> None:
     (batch,), _ = inputs()
     with Answered():
         loss(model(batch)).backward()  # type: ignore[no-untyped-call]
-    assert {
-        name for name, p in model.named_parameters() if p.requires_grad and p.grad is None
-    } == BOND_READOUTS
+    assert {name for name, p in model.named_parameters() if p.requires_grad and p.grad is None} == BOND_READOUTS

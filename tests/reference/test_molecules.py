@@ -63,9 +63,7 @@ def test_the_index_tensors_agree() -> None:
     assert torch.equal(b2revb[b2revb], torch.arange(len(bonds)))
     targets = b2a[b2revb]
     for atom in range(1, len(atoms)):
-        assert sorted(b for b in a2b[atom].tolist() if b) == [
-            b for b in range(1, len(bonds)) if targets[b] == atom
-        ]
+        assert sorted(b for b in a2b[atom].tolist() if b) == [b for b in range(1, len(bonds)) if targets[b] == atom]
     assert not atoms[0].any()
     assert not bonds[0].any()
     for scope, rows in ((atom_scope, atoms), (bond_scope, bonds)):

@@ -47,9 +47,7 @@ def test_pretraining_uses_the_bond_readouts_and_not_the_task_heads(checkpoint: s
     objective(model).backward()  # type: ignore[no-untyped-call]
     unused = {name for name, p in model.named_parameters() if p.requires_grad and p.grad is None}
     finetuning = ("readout.", "mol_atom_from_atom_ffn.", "mol_atom_from_bond_ffn.")
-    assert unused == {
-        name for name, p in model.named_parameters() if p.requires_grad and name.startswith(finetuning)
-    }
+    assert unused == {name for name, p in model.named_parameters() if p.requires_grad and name.startswith(finetuning)}
 
 
 @pytest.mark.parametrize("checkpoint", ["grover_base", "cmim", "hybrid"])

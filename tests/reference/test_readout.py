@@ -36,8 +36,6 @@ def test_an_empty_molecule_takes_the_constant_vector(kind: str) -> None:
 
 def test_a_batch_of_empty_molecules_is_refused_where_rows_are_needed() -> None:
     scope = torch.tensor([[1, 0], [1, 0]])
-    with pytest.raises(
-        ValueError, match=r"^every molecule of the batch is empty: give at least one with an atom$"
-    ):
+    with pytest.raises(ValueError, match=r"^every molecule of the batch is empty: give at least one with an atom$"):
         Readout("mean", 2, needs_rows=True)(EMBEDDINGS, scope)
     assert torch.equal(Readout("mean", 2)(EMBEDDINGS, scope), torch.zeros(2, 2))

@@ -39,8 +39,7 @@ def test_the_patterns_cover_exactly_what_is_never_used(
     never, sometimes = usage(model)
     names = {name for name, p in model.named_parameters() if p.requires_grad}
     covered = [
-        {name for name in names if any(matches(name, pattern) for pattern in entry["params"])}
-        for entry in rules["unused"]
+        {name for name in names if any(matches(name, pattern) for pattern in entry["params"])} for entry in rules["unused"]
     ]
     assert set.union(*covered) == never
     assert sum(len(entry) for entry in covered) == len(never)

@@ -15,13 +15,11 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from random import random as python_random
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from numpy.random import rand as numpy_rand
 from torch import Tensor, nn
 
 from ddplint.rules import TargetSpec
@@ -29,7 +27,6 @@ from ddplint.trace.draws import FEW, draws_watched
 from ddplint.trace.values import Answer, Answers, Fork, answering
 from tests.explored import analysed, explored, plain_runs, weights
 from tests.kinds.kind import Kind
-from tests.kinds.lines import line_of
 
 BOTH = frozenset({"live", "aux"})
 ONE = frozenset({"live"})
@@ -308,28 +305,6 @@ def test_scipy_with_a_generator_or_a_seed_of_its_own() -> None:
     assert forced(lambda: int(stats.bernoulli(0.5).rvs(random_state=np.random.default_rng(3))), "low", "high") == [0, 1]
 
 
-class ScipyDraws(Kind):
-    def __init__(self) -> None:
-        super().__init__()
-        self.live = nn.Linear(4, 4)
-        self.aux = nn.Linear(4, 4)
-
-    def forward(self, x: Tensor) -> Any:
-        import scipy.stats
-
-        y = self.live(x)
-        return y + self.aux(x) if scipy.stats.bernoulli.rvs(0.5) else y  # scipy draws
-
-
-def test_a_draw_of_scipy_is_blamed_on_the_models_line() -> None:
-    pytest.importorskip("scipy.stats", reason="scipy not installed")
-    assert plain_runs(ScipyDraws, seeds=range(6)) == {ONE, BOTH}
-    found = weights(analysed(ScipyDraws))["aux"]
-    assert (found.usage, found.decided_by) == ("sometimes", "draw")
-    assert found.location is not None
-    assert (found.location.file, found.location.line) == (__file__, line_of(__file__, "scipy draws"))
-
-
 # ---------------------------------------------------------------------- where nothing is drawn for a model
 
 
@@ -481,20 +456,8 @@ class Normal(Base):
         return bool(np.random.normal() > 1.5)
 
 
-class ImportedBefore(Base):
-    """Drawn through a name that was bound before anything watched."""
-
-    def draw(self) -> bool:
-        return python_random() < 0.001
-
-
-class NumpyImportedBefore(Base):
-    def draw(self) -> bool:
-        return bool(numpy_rand() < 0.001)
-
-
 DRAWING = [
-    Rarely, Coin, OwnGenerator, OwnPythonGenerator, OwnState, Gauss, Normal, ImportedBefore, NumpyImportedBefore,
+    Rarely, Coin, OwnGenerator, OwnPythonGenerator, OwnState, Gauss, Normal,
 ]  # fmt: skip
 
 

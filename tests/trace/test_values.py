@@ -256,8 +256,8 @@ class ComputedList(Base):
 
 def test_of_computed_elements_some_are_zero_and_never_all() -> None:
     found = explored(ComputedList)
-    assert {answer for (answer,) in found.forced[1:]} == {"even", "odd"}
-    assert found.used[1:] == [BOTH, BOTH]
+    assert [answer for (answer,) in found.forced[1:]][:2] == ["even", "odd"]
+    assert found.used[1:3] == [BOTH, BOTH]
 
 
 class HighestOfComputed(Base):
@@ -486,7 +486,8 @@ def test_where_no_value_can_be_had_the_release_is_the_other_answer() -> None:
     site = here()
     answers = Answers({fork_at(site, "bool"): True}, default={"bool": True})
     given = [answers.at("bool", site)[1] for _ in range(RELEASE_AFTER + 1)]
-    assert given[-2:] == [True, False]
+    assert given[-2:] == [True, None]
+    assert answers.unknown("bool", fork_at(site, "bool")) is False
 
 
 def test_a_read_without_a_place_is_no_fork() -> None:
