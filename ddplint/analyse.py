@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
 from collections.abc import Sequence
@@ -105,13 +106,12 @@ def _rehearse(
         rehearsal = asked()
         unused = frozenset(p.name for p in parameters if p.trainable and p.usage == "never")
         left = any(p.trainable and p.name not in unused for p in parameters)
-        frozen = (
-            asked(settings=(OFF,), frozen=unused).outcomes[OFF]
-            if unused and left and rehearsal.outcomes[OFF] != "ok"
-            else None
-        )
     except DdplintError as error:
         return None, f"not rehearsed: {error}"
+    frozen = None
+    if unused and left and rehearsal.outcomes[OFF] != "ok":
+        with contextlib.suppress(DdplintError):  # one that needs their gradient in forward: then it is not known
+            frozen = asked(settings=(OFF,), frozen=unused).outcomes[OFF]
     return replace(rehearsal, plans=[_plain(plan) for plan in plans.values()], frozen=frozen), ""
 
 

@@ -299,17 +299,18 @@ def decide(outcomes: Sequence[Outcome], names: Iterable[str]) -> dict[str, Decis
     the one that decides over the fewest parameters. Without one, what differs between the runs as they are: rank, inputs,
     step, seed.
     """
-    groups: dict[tuple[Fork, tuple[tuple[Fork, Answer], ...], int, int], list[Outcome]] = {}
+    groups: dict[tuple[Fork, tuple[tuple[Fork, Answer], ...], int, int, int], list[Outcome]] = {}
     for outcome in outcomes:
         if outcome.plan.answers:
             forked = outcome.plan.answers[-1][0]
-            key = (forked, outcome.plan.answers[:-1], outcome.plan.inputs, outcome.plan.rank)
+            key = (forked, outcome.plan.answers[:-1], outcome.plan.inputs, outcome.plan.rank, outcome.plan.after)
             groups.setdefault(key, []).append(outcome)
-    for (_, context, inputs, rank), group in groups.items():  # the same path with nothing forced at that fork
+    for (_, context, inputs, rank, after), group in groups.items():  # the same path with nothing forced at that fork
         group += [
             o
             for o in outcomes
-            if (o.plan.answers, o.plan.inputs, o.plan.rank, o.plan.seed, o.step) == (context, inputs, rank, 0, 0)
+            if (o.plan.answers, o.plan.inputs, o.plan.rank, o.plan.seed, o.plan.after + o.step)
+            == (context, inputs, rank, 0, after)
         ]
     wanted = {n for n in names if 0 < sum(n in o.used for o in outcomes) < len(outcomes)}
     best: dict[str, tuple[tuple[bool, int], Decision]] = {}

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -57,6 +57,19 @@ def _chosen(answer: Answer, n: int) -> int:
     return min(int(answer), n - 1)
 
 
+def _among(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Any]:
+    """What a single draw of ``numpy.random``'s method ``name`` is made among, if that is few things; else nothing."""
+    if kwargs or not args or len(args) > 2:  # a size, weights, an end that counts: drawn at the ends
+        return ()
+    if name in ("randint", "integers") and all(isinstance(a, int) for a in args):
+        low, high = (0, args[0]) if len(args) == 1 else args
+        return range(low, high) if 0 < high - low <= FEW else ()
+    if name == "choice" and len(args) == 1:
+        things: Any = range(args[0]) if isinstance(args[0], int) else args[0]
+        return things if isinstance(things, (range, list, tuple)) and 0 < len(things) <= FEW else ()
+    return ()
+
+
 def _ends(name: str, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], answer: Answer) -> Any:
     """What ``numpy.random``'s method ``name`` gives at the end of its range that ``answer`` names, of the drawn shape."""
     import numpy as np
@@ -87,7 +100,11 @@ def _ends(name: str, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: d
 def _numpy_method(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(plain)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        answers, fork, answer = ask_draw("draw")
+        among = _among(name, args, kwargs)
+        answers, fork, answer = ask_draw("choice", len(among)) if among else ask_draw("draw")
+        if answer is not None and among:
+            plain(*args, **kwargs)  # the generator goes on as it would
+            return among[_chosen(answer, len(among))]
         if answer is not None:
             return _ends(name, plain, args, kwargs, answer)
         value = plain(*args, **kwargs)

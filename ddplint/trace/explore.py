@@ -211,10 +211,12 @@ class Explorer:
         """One path. ``step`` 0 starts from the first state, later ones go on from the step before."""
         if step == 0:
             self.state.restore()
+            for before in range(plan.after):
+                walk(self.target, self.built, self.device, plan, Answers({}, default=self.default), reseed=before == 0)
         answers = Answers(dict(plan.answers), default=self.default)
         self._asked = answers.asked
         spell = not self.runs and not self.rank
-        path = trace(self.target, self.built, self.device, plan, answers, reseed=step == 0, spell=spell)
+        path = trace(self.target, self.built, self.device, plan, answers, reseed=step + plan.after == 0, spell=spell)
         self.runs += 1
         for parameter in self.built.model.parameters():
             parameter.grad = None
@@ -265,7 +267,7 @@ class Explorer:
 
     def _try(self, found: Exploration, plan: Plan, *, step: int = 0) -> Outcome | None:
         """Run ``plan`` if the budget lets it, and keep what it came to. None if it could not be run to its end."""
-        key = (plan.inputs, plan.seed, step, frozenset(plan.answers))
+        key = (plan.inputs, plan.seed, step, plan.after, frozenset(plan.answers))
         if key in self._done:
             return self._done[key]
         if self.runs >= self.limit:
@@ -371,6 +373,8 @@ class Explorer:
         for value in range(1, INTEGERS + 1):
             outcome = self._try(found, _forced(parent, fork, value))
             if outcome is None:
+                if self._cut_short is not None:
+                    continue  # it came to the loss: another value may do
                 return
             idle = idle + 1 if outcome.used in seen else 0
             seen.add(outcome.used)
@@ -391,4 +395,5 @@ def _forced(parent: Outcome, fork: Fork, answer: Answer) -> Plan:
         elif not isinstance(answer, str) or other.domain == fork.domain:
             forced[other] = answer
     kept = {f: a for f, a in parent.plan.answers if f != fork and f not in forced}
-    return replace(parent.plan, answers=(*kept.items(), *forced.items(), (fork, answer)))
+    after = parent.plan.after + parent.step  # a fork of a later step is asked there
+    return replace(parent.plan, answers=(*kept.items(), *forced.items(), (fork, answer)), after=after)

@@ -333,10 +333,13 @@ def _name_inputs(recorder: Recorder, args: tuple[Any, ...], kwargs: dict[str, An
             recorder.placeholder(f"{name}_{position}" if position else str(name), tensor)
 
 
-def walk(target: Target, built: Built, device: TraceDevice, plan: Plan, answers: Answers) -> frozenset[str]:
+def walk(
+    target: Target, built: Built, device: TraceDevice, plan: Plan, answers: Answers, *, reseed: bool = True
+) -> frozenset[str]:
     """First names of the parameters that autograd's graph of the loss holds on ``plan``: a forward, and no record of it."""
     model, twins = built.model, Twins(built.twins)
-    seed_everything(plan.seed)
+    if reseed:
+        seed_everything(plan.seed)
     inputs = on_device(target.inputs[plan.inputs](), device, twins) if target.step is None else None
     mode = AnsweringMode(device, answers, twins)
     with _no_collection(), _remembering(device), answering(answers), composites_open(), mode:

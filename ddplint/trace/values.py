@@ -96,6 +96,7 @@ class Plan:
     seed: int = 0
     answers: tuple[tuple[Fork, Answer], ...] = ()
     rank: int = 0
+    after: int = 0  # steps that run before, with nothing forced
 
 
 class Answers:
