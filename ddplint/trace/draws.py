@@ -103,8 +103,9 @@ def _numpy_method(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
         among = _among(name, args, kwargs)
         answers, fork, answer = ask_draw("choice", len(among)) if among else ask_draw("draw")
         if answer is not None and among:
-            plain(*args, **kwargs)  # the generator goes on as it would
-            return among[_chosen(answer, len(among))]
+            drawn = plain(*args, **kwargs)  # the generator goes on as it would
+            taken = among[_chosen(answer, len(among))]
+            return type(drawn)(taken) if isinstance(drawn, (int, float)) or hasattr(drawn, "dtype") else taken
         if answer is not None:
             return _ends(name, plain, args, kwargs, answer)
         value = plain(*args, **kwargs)

@@ -9,6 +9,8 @@ counted, and left out of the verdict.
 from __future__ import annotations
 
 import copy
+import itertools
+import math
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -30,6 +32,7 @@ SEEDS = 3  # further seeds, where something is drawn
 INTEGERS = 32  # the largest integer that is tried at a fork
 DEFAULT_PATHS = 256
 ATTEMPTS = 2  # paths on which a fork is tried, while all its answers end in errors
+TOGETHER = 16  # combinations of answers, up to which all of the first path's forks are answered together
 ROUNDS = 2  # times that forks are answered anew from the path that uses the most, and from the one that uses the fewest
 
 
@@ -204,6 +207,7 @@ class Explorer:
         self.state = State(built)
         self.runs = 0
         self._done: dict[object, Outcome | None] = {}
+        self._possible: dict[Fork, dict[Answer, None]] = {}  # the answers that led to an end, in order
         self._asked: dict[Fork, Asked] = {}  # of the run in progress
         self._cut_short: Outcome | None = None  # the last run, if its loss had no gradient
 
@@ -302,8 +306,8 @@ class Explorer:
         """Every fork answered each way: from the paths as they are, then from those that use the most and the fewest.
 
         A fork is answered where it was first asked. Where every answer there ends in an error it may be asked again on
-        another path. The two last steps find what takes two answers at once: a branch within another's alternative, of
-        which neither is taken by the example inputs.
+        another path. The last steps find what takes several answers at once: a branch within another's alternative, of
+        which neither is taken by the example inputs; flags that are read apart and tested together.
         """
         known: set[Fork] = set()
         attempts: Counter[Fork] = Counter()
@@ -327,15 +331,7 @@ class Explorer:
 
         for outcome in list(found.outcomes):
             discover(outcome)
-        alike = [fork for fork in found.outcomes[0].asked if fork.domain == "bool"]
         drain()
-        if len(alike) > 1:  # flags that are read apart and tested together
-            for answer in (True, False):
-                together = found.outcomes[0]
-                for fork in alike:
-                    if fork not in dict(together.plan.answers):
-                        together = replace(together, plan=_forced(together, fork, answer))
-                self._try(found, together.plan)
         for extreme in (max, min):
             for _ in range(ROUNDS):
                 outermost = extreme(found.outcomes, key=lambda outcome: len(outcome.used))
@@ -344,6 +340,20 @@ class Explorer:
                 given = dict(outermost.plan.answers)
                 queue.extend((fork, outermost) for fork in outermost.asked if fork not in given and fork in possible)
                 drain()
+        self._together(found)
+
+    def _together(self, found: Exploration) -> None:
+        """The forks of the first path answered together in every way, where these are few."""
+        first = found.outcomes[0]
+        options = [[(fork, answer) for answer in self._possible[fork]] for fork in first.asked if fork in self._possible]
+        if len(options) < 2 or math.prod(len(choices) for choices in options) > TOGETHER:
+            return
+        for combination in itertools.product(*options):
+            joint = first
+            for fork, answer in combination:
+                if fork not in dict(joint.plan.answers):  # else it reads the same as one before
+                    joint = replace(joint, plan=_forced(joint, fork, answer))
+            self._try(found, joint.plan)
 
     def _answered(self, found: Exploration, fork: Fork, parent: Outcome, discover: Callable[[Outcome], None]) -> bool:
         """Try each answer at ``fork``, all else as on ``parent``. Whether one of them could be run to its end."""
@@ -355,6 +365,7 @@ class Explorer:
             if tried is not None:
                 discover(tried)
                 here.add(tried.used)
+                self._possible.setdefault(fork, {})[tried.plan.answers[-1][1]] = None
                 continue
             if self._cut_short is not None:
                 discover(self._cut_short)
