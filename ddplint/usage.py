@@ -340,7 +340,7 @@ def _answer_text(fork: Fork, answer: Answer) -> str:
     if fork.domain == "choice":
         return f"the draw is number {answer}"
     if answer in ("even", "odd"):
-        return "false" if fork.domain == "bool" else "its element is 0"
+        return {"bool": "false", "mask": "the mask is all false"}.get(fork.domain, "its element is 0")
     if fork.domain == "mask":
         return "the mask is all true" if answer else "the mask is all false"
     if fork.domain == "bool":

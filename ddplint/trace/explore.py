@@ -369,7 +369,7 @@ class Explorer:
                 continue
             if self._cut_short is not None:
                 discover(self._cut_short)
-            if fork.domain == "bool" and asked.count > 1 and not mixed:
+            if fork.domain in ("bool", "mask") and asked.count > 1 and not mixed:
                 mixed = True  # one answer for all reads can't be: some of each
                 answers += ("even", "odd")
         if fork.domain == "int" and answers_at(fork, asked) == (0,):

@@ -552,6 +552,8 @@ class Recorder(AnsweringMode):
         negated = False
         while (name := self.ops[node].name) in _NEGATIONS and self.ops[node].inputs:
             negated, node = not negated, self.ops[node].inputs[0][0]
+        if name in DRAWING or node.op in ("placeholder", "get_attr"):  # no two draws are one value, nor two inputs
+            return id(node), negated
         name = name.strip("_")  # == arrives as __eq__, != as ne
         if name in _OPPOSITES:
             return hash((_OPPOSITES[name], *self._made_by(node, 1))), not negated

@@ -120,7 +120,7 @@ class Answers:
         if asked.count > RELEASE_AFTER:
             return fork, None
         answer = self.forced.get(fork)
-        if domain == "bool" and isinstance(answer, str):  # "even" or "odd": false at every second read
+        if domain in ("bool", "mask") and isinstance(answer, str):  # "even" or "odd": false at every second read
             answer = asked.count % 2 == (0 if answer == "even" else 1)
         return fork, answer
 
