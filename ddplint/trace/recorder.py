@@ -603,7 +603,8 @@ class Recorder(AnsweringMode):
             written = [given[0]]
         if not outputs and not written and name not in READS:
             return result
-        if not written and not late and isinstance(result, Tensor) and any(result is t for t in given):
+        same = [t.requires_grad == was for t, was in zip(given, live, strict=True) if result is t]
+        if any(same) and not written and not late:
             return result  # the very same tensor: .contiguous(), .to() where there is nothing to do
         if inputs is None:
             inputs = [self._consume(t) for t in given]
