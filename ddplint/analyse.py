@@ -26,6 +26,7 @@ from ddplint.trace.sites import Site
 from ddplint.trace.values import Answer, NoValue, Plan
 from ddplint.usage import answers, describe, settle, way
 
+KEPT = 16  # recorded paths at most that explanations are taken from
 OFF = "find_unused_parameters=False"
 # What an unforced read gets where real values are out of reach: meta tensors of a model too large for the CPU.
 UNKNOWN: dict[str, Answer] = {"bool": False, "int": 1, "float": 0.5, "mask": True}
@@ -39,7 +40,7 @@ class Traced:
     reason: str  # why not meta
     found: Exploration
     outcomes: list[Outcome]
-    graph: GradientGraph
+    witnesses: Witnesses
     differing: tuple[Disagreement, ...]
     seconds: float
     rank_site: Site | None
@@ -47,12 +48,46 @@ class Traced:
     default: dict[str, Answer] | None
 
 
+class Witnesses:
+    """The recorded paths that explanations are taken from: the first, and each that touches or uses a parameter which no
+    path before it did. ``opaque``: the type of an output that DDP can't look into, on whichever path.
+    """
+
+    def __init__(self) -> None:
+        self.kept: list[tuple[Path, GradientGraph]] = []
+        self.opaque = ""
+        self._seen: set[tuple[str, bool]] = set()
+
+    def see(self, path: Path, graph: GradientGraph) -> None:
+        """Keep ``path`` if it shows anything new."""
+        shown = {(name, node in graph.reached) for name, node in path.recording.parameters.items()}
+        if not self.kept or (shown - self._seen and len(self.kept) < KEPT):
+            self.kept.append((path, graph))
+            self._seen |= shown
+        self.opaque = self.opaque or opaque_output(path)
+
+    def touching(self, name: str) -> tuple[Path, GradientGraph]:
+        """The first path on which an operation takes parameter ``name``; the first of all if none does."""
+        return next((kept for kept in self.kept if self._takes(kept, name)), self.kept[0])
+
+    def using(self, name: str) -> tuple[Path, GradientGraph]:
+        """The first path on which gradient reaches parameter ``name``; the first of all if none does."""
+        return next((kept for kept in self.kept if kept[0].recording.parameters.get(name) in kept[1].reached), self.kept[0])
+
+    @staticmethod
+    def _takes(kept: tuple[Path, GradientGraph], name: str) -> bool:
+        path, graph = kept
+        node = path.recording.parameters.get(name)
+        return node is not None and graph.graph.in_degree(node) > 0
+
+
 def analyse(request: Request) -> Analysis:
     """Trace ``request.target`` on all paths and say what becomes of each of its parameters. Raises DdplintError."""
     traced, target = _on_some_device(request)
     first = traced.found.first
-    parameters = settle(describe(first.built), first, traced.graph, traced.outcomes, traced.rank_site)
-    parameters = unseen(parameters, first, traced.graph)
+    seen = traced.witnesses
+    parameters = settle(describe(first.built), seen.touching, traced.outcomes, traced.rank_site)
+    parameters = unseen(parameters, seen.using)
     rehearsal, not_rehearsed = _rehearse(request, traced, target, parameters)
     return Analysis(
         target=target.name,
@@ -70,11 +105,11 @@ def analyse(request: Request) -> Analysis:
             infeasible=len(traced.found.infeasible),
             complete=traced.complete,
         ),
-        way=way(first, traced.graph, request.explain) if request.explain is not None else (),
+        way=way(*seen.touching(request.explain), request.explain) if request.explain is not None else (),
         notices=(*_notices(traced), *([not_rehearsed] if not_rehearsed else [])),
         rehearsal=rehearsal,
-        opaque_output=opaque_output(first),
-        outside=outside(first, traced.graph),
+        opaque_output=seen.opaque,
+        outside=outside(seen.kept),
     )
 
 
@@ -159,12 +194,11 @@ class NoMeta(Exception):
 def _trace(request: Request, device: TraceDevice, reason: str, default: dict[str, Answer] | None) -> tuple[Traced, Target]:
     """All paths on every rank. Raises NoMeta where meta can't go on and ``default`` does not say how."""
     disagreements: dict[str, Disagreement] = {}
-    graphs: list[GradientGraph] = []
+    witnesses = Witnesses()
 
     def judge(path: Path) -> frozenset[str]:
         used, differing, graph = answers(path, gradient_graph(path.recording))
-        if not graphs:
-            graphs.append(graph)
+        witnesses.see(path, graph)
         for d in differing:
             disagreements.setdefault(d.name, d)
         return frozenset(name for name, is_used in used.items() if is_used)
@@ -211,7 +245,7 @@ def _trace(request: Request, device: TraceDevice, reason: str, default: dict[str
     assert first is not None
     site = rank_sites[-1] if rank_sites else None
     differing = tuple(disagreements.values())
-    traced = Traced(device, reason, first, outcomes, graphs[0], differing, seconds, site, complete, default)
+    traced = Traced(device, reason, first, outcomes, witnesses, differing, seconds, site, complete, default)
     return traced, target
 
 

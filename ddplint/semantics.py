@@ -8,7 +8,7 @@ same is marked a second time in backward, and the reducer raises.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,14 +24,20 @@ from ddplint.trace.run import Path
 
 Node = torch.fx.Node
 _MULTIPLICATIONS = frozenset({"mul", "mul_", "__mul__", "__rmul__", "__imul__", "multiply", "multiply_"})
+_ZEROS = frozenset({"zeros", "zeros_like", "new_zeros"})
 
 
-def unseen(parameters: Sequence[Parameter], path: Path, graph: GradientGraph) -> tuple[Parameter, ...]:
-    """``parameters`` with what DDP's walk misses on ``path``: ``checkpoint``, ``bypass`` and ``zeroed``."""
-    hidden = _hidden(path, graph)
-    alive = _kept_alive(path, graph)
+def unseen(parameters: Sequence[Parameter], using: Callable[[str], tuple[Path, GradientGraph]]) -> tuple[Parameter, ...]:
+    """``parameters`` with what DDP's walk misses: ``checkpoint``, ``bypass`` and ``zeroed``. ``using`` gives the recorded
+    path on which a parameter is used.
+    """
+    views: dict[int, tuple[dict[Node, Location | None], dict[Node, Location | None]]] = {}
     settled = []
     for parameter in parameters:
+        path, graph = using(parameter.name)
+        if id(path) not in views:
+            views[id(path)] = _hidden(path, graph), _kept_alive(path, graph)
+        hidden, alive = views[id(path)]
         node = path.recording.parameters.get(parameter.name)
         if node is None or node not in graph.reached or parameter.usage == "never":
             settled.append(parameter)
@@ -103,6 +109,8 @@ def _kept_alive(path: Path, graph: GradientGraph) -> dict[Node, Location | None]
 
 def _by_zero(node: Node) -> bool:
     given = (*node.args, *node.kwargs.values())
+    if any(op_of(producer).name in _ZEROS for producer, _ in op_of(node).inputs):
+        return True
     return any(isinstance(a, (int, float)) and not isinstance(a, bool) and a == 0 for a in given)
 
 
@@ -128,12 +136,14 @@ def _opaque_part(value: Any) -> str:
     return type(value).__name__ if has_gradient and not isinstance(value, torch.Tensor) else ""
 
 
-def outside(path: Path, graph: GradientGraph) -> tuple[Outside, ...]:
-    """Parameters that gradient reaches and the model does not hold."""
-    found = []
-    for node in path.recording.graph.nodes:
-        value = path.recording.constants.get(str(node.target)) if node.op == "get_attr" else None
-        if isinstance(value, nn.Parameter) and value.requires_grad and node in graph.reached:
-            user = next((user for user, live in graph.consumers(node) if live), None)
-            found.append(Outside(tuple(value.shape), value.numel(), _location(user) if user is not None else None))
-    return tuple(found)
+def outside(kept: Iterable[tuple[Path, GradientGraph]]) -> tuple[Outside, ...]:
+    """Parameters that gradient reaches on one of the recorded paths and the model does not hold."""
+    found: dict[int, Outside] = {}
+    for path, graph in kept:
+        for node in path.recording.ops:
+            value = path.recording.constants.get(str(node.target)) if node.op == "get_attr" else None
+            if isinstance(value, nn.Parameter) and value.requires_grad and node in graph.reached and id(value) not in found:
+                user = next((user for user, live in graph.consumers(node) if live), None)
+                place = _location(user) if user is not None else None
+                found[id(value)] = Outside(tuple(value.shape), value.numel(), place)
+    return tuple(found.values())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import torch.fx
@@ -90,7 +90,7 @@ def explain(path: Path, graph: GradientGraph, name: str) -> Explained:
         user = next(user for user, _ in graph.consumers(node))
         why = f"autograd's graph holds it, but no gradient arrives: {_call(user)}"
         return Explained("severed", op_of(user).site, why, name)
-    reached_outputs = [n for n in _output_nodes(path) if n in carried]
+    reached_outputs = [n for n in path.recording.returned if n in carried]
     if reached_outputs and name in path.from_outputs:
         output = max(reached_outputs, key=lambda n: op_of(n).index)
         site = op_of(output).site
@@ -107,12 +107,6 @@ def explain(path: Path, graph: GradientGraph, name: str) -> Explained:
     inner = _inner(site)
     why = f"its value last goes into {_call(last)}{inner}, and nothing made of it reaches the loss"
     return Explained("discarded", site, why, name, op_of(last).module)
-
-
-def _output_nodes(path: Path) -> list[Node]:
-    """The nodes of the tensors in forward's return value."""
-    output = next(n for n in reversed(path.recording.graph.nodes) if n.op == "output")
-    return list(output.args[0][1])  # (loss, outputs), see Recorder.finish
 
 
 def _first(graph: GradientGraph, cuts: Sequence[Node]) -> Node | None:
@@ -239,13 +233,18 @@ def describe(built: Built) -> tuple[Parameter, ...]:
 
 
 def settle(
-    parameters: Sequence[Parameter], first: Path, graph: GradientGraph, outcomes: Sequence[Outcome], rank_site: Site | None
+    parameters: Sequence[Parameter],
+    witness: Callable[[str], tuple[Path, GradientGraph]],
+    outcomes: Sequence[Outcome],
+    rank_site: Site | None,
 ) -> tuple[Parameter, ...]:
-    """``parameters`` with usage, evidence, cause and place over all ``outcomes``; ``first`` is the path with a recording.
+    """``parameters`` with usage, evidence, cause and place over all ``outcomes``. ``witness`` gives the recorded path that
+    explains a parameter by its name.
 
     ``rank_site``: where the target asks which rank it is on, if it does.
     """
-    traced = {name for name, p in first.built.model.named_parameters() if p.requires_grad}
+    built = witness("")[0].built
+    traced = {name for name, p in built.model.named_parameters() if p.requires_grad}
     decisions = decide(outcomes, traced)
     settled = []
     for parameter in parameters:
@@ -261,7 +260,7 @@ def settle(
             from_loss=any(name in o.from_loss for o in outcomes),
         )
         if facts.usage == "never":
-            found = explain(first, graph, name)
+            found = explain(*witness(name), name)
         elif facts.usage == "sometimes":
             seen = {name in o.used for o in outcomes if o.observed}
             decision = decisions[name]
@@ -269,7 +268,7 @@ def settle(
             if site is None and decision.by == "rank":
                 site = rank_site
             if site is None:
-                site = _created(first.built, first.built.model, name)
+                site = _created(built, built.model, name)
             found = Explained("conditional", site, decision.why, name)
             facts = replace(facts, evidence="observed" if len(seen) == 2 else "possible", decided_by=decision.by)
         else:
@@ -299,18 +298,19 @@ def decide(outcomes: Sequence[Outcome], names: Iterable[str]) -> dict[str, Decis
     the one that decides over the fewest parameters. Without one, what differs between the runs as they are: rank, inputs,
     step, seed.
     """
-    groups: dict[tuple[Fork, tuple[tuple[Fork, Answer], ...], int, int, int], list[Outcome]] = {}
+    groups: dict[tuple[Fork, tuple[tuple[Fork, Answer], ...], int, int, int, int], list[Outcome]] = {}
     for outcome in outcomes:
         if outcome.plan.answers:
             forked = outcome.plan.answers[-1][0]
-            key = (forked, outcome.plan.answers[:-1], outcome.plan.inputs, outcome.plan.rank, outcome.plan.after)
+            plan = outcome.plan
+            key = (forked, plan.answers[:-1], plan.inputs, plan.rank, plan.seed, plan.after)
             groups.setdefault(key, []).append(outcome)
-    for (_, context, inputs, rank, after), group in groups.items():  # the same path with nothing forced at that fork
+    for (_, context, inputs, rank, seed, after), group in groups.items():  # the same path with nothing forced at that fork
         group += [
             o
             for o in outcomes
             if (o.plan.answers, o.plan.inputs, o.plan.rank, o.plan.seed, o.plan.after + o.step)
-            == (context, inputs, rank, 0, after)
+            == (context, inputs, rank, seed, after)
         ]
     wanted = {n for n in names if 0 < sum(n in o.used for o in outcomes) < len(outcomes)}
     best: dict[str, tuple[tuple[bool, int], Decision]] = {}
@@ -354,8 +354,7 @@ def _by_difference(outcomes: Sequence[Outcome], name: str) -> Decision:
     base = observed[0]
     other = next((o for o in observed if (name in o.used) != (name in base.used)), None)
     if other is None:
-        other = next(o for o in outcomes if (name in o.used) != (name in base.used))
-        return Decision("value", None, "unused on some combination of the answers to its value reads")
+        return _by_several(outcomes, name)
     unused = other if name in base.used else base
     if other.plan.rank != base.plan.rank:
         return Decision(
@@ -368,6 +367,28 @@ def _by_difference(outcomes: Sequence[Outcome], name: str) -> Decision:
     if other.step != base.step:
         return Decision("step", None, f"unused at step {unused.step + 1}, used at another")
     return Decision("seed", None, f"unused with seed {unused.plan.seed}, used with another")
+
+
+def _by_several(outcomes: Sequence[Outcome], name: str) -> Decision:
+    """The forks of which no one alone decides: where a path that uses ``name`` and one that does not differ the least."""
+    with_it = [o for o in outcomes if name in o.used]
+    without = [o for o in outcomes if name not in o.used]
+
+    def differing(pair: tuple[Outcome, Outcome]) -> list[Fork]:
+        """Forks that were asked on the first of ``pair`` and not answered the same there."""
+        one, other = (dict(o.plan.answers) for o in pair)
+        return [fork for fork in pair[0].asked if one.get(fork) != other.get(fork)]
+
+    rare, common = (with_it, without) if len(with_it) <= len(without) else (without, with_it)
+    pair = min(((o, other) for o in rare for other in common), key=lambda pair: len(differing(pair)))
+    forks = [fork for fork in differing(pair) if fork in dict(pair[0].plan.answers)]
+    if not forks:
+        return Decision("value", None, "unused on some combination of the answers to its value reads")
+    given = dict(pair[0].plan.answers)
+    said = " and ".join(f"{_answer_text(fork, given[fork])} at line {pair[0].asked[fork].site.line}" for fork in forks[:3])
+    site = pair[0].asked[forks[-1]].site
+    state = "used" if rare is with_it else "unused"
+    return Decision("value", site, f"{state} when several answers meet: {said}{_inner(site)}")
 
 
 def _place(found: Explained, location: Location | None) -> str:

@@ -79,7 +79,7 @@ class Status:
 
 def plan_of(data: Mapping[str, Any]) -> Plan:
     """The plan that ``data``, of ``Rehearsal.plans``, stands for."""
-    answers = tuple((Fork(**fork), answer) for fork, answer in data["answers"])
+    answers = tuple((Fork(**{**fork, "columns": tuple(fork["columns"])}), answer) for fork, answer in data["answers"])
     return Plan(data["inputs"], data["seed"], answers, data["rank"])
 
 

@@ -34,6 +34,7 @@ from tests.programs import Program, source
 STEPS = 3
 SEEDS = 6  # of natural runs, where anything is drawn or read
 FURTHER = 24  # further seeds, asked only about what a `sometimes` claims
+BATCH = 4  # of them at a time, as long as something is unsure
 FORCED = 48  # assignments of the forks' answers
 
 Kind = Literal[
@@ -77,6 +78,12 @@ class Runs:
     def varies(self, name: str) -> bool:
         """Whether both happened."""
         return self.used_in_some(name) and self.unused_in_some(name)
+
+    def with_all(self, other: Runs) -> Runs:
+        """These runs and ``other``'s."""
+        names = {*self.unused, *other.unused}
+        unused = {name: self.unused.get(name, 0) + other.unused.get(name, 0) for name in names}
+        return Runs(self.count + other.count, unused, self.errors + other.errors)
 
 
 @dataclass(slots=True)
@@ -307,7 +314,7 @@ def _differences(
         notes.append(Mismatch("missed", "incomplete"))
     forked = oracle_forks(oracle.text)
     forced = oracle.forced(FORCED) if forked else Runs()
-    further: Runs | None = None
+    unsure: list[tuple[str, bool]] = []  # sometimes, which the runs so far do not show, and whether it is said as observed
     for name, p in said.items():
         if not p.trainable:
             continue
@@ -320,20 +327,16 @@ def _differences(
         elif p.usage == "never" and forced.count and forced.used_in_some(name):
             notes.append(Mismatch("missed", f"{name}: never, forced runs use it"))
         elif p.usage == "sometimes" and not every.varies(name):
-            if further is None:
-                further = oracle.natural(range(SEEDS, SEEDS + FURTHER), (1.0, -1.0, 0.0, 8.0))[0]
-            together = Runs(every.count + further.count)
-            together.unused[name] = every.unused.get(name, 0) + further.unused.get(name, 0)
-            if together.varies(name):
-                continue
-            both = Runs(together.count + forced.count)
-            both.unused[name] = together.unused[name] + forced.unused.get(name, 0)
-            if p.evidence == "observed":
-                found.append(Mismatch("unseen", name))
-            elif both.varies(name):
-                notes.append(Mismatch("impossible", f"{name}: possible by a forced answer alone"))
+            if p.evidence == "possible" and every.with_all(forced).varies(name):
+                notes.append(Mismatch("impossible", f"{name}: possible by a forced answer"))
             else:
-                found.append(Mismatch("impossible", name))
+                unsure.append((name, p.evidence == "observed"))
+    for first in range(SEEDS, SEEDS + FURTHER, BATCH):
+        if not unsure:
+            break
+        every = every.with_all(oracle.natural(range(first, first + BATCH), (1.0, -1.0, 0.0, 8.0))[0])
+        unsure = [(n, observed) for n, observed in unsure if not (every if observed else every.with_all(forced)).varies(n)]
+    found += [Mismatch("unseen" if observed else "impossible", name) for name, observed in unsure]
     return found, notes
 
 

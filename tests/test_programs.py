@@ -101,6 +101,44 @@ FOUND = {
         NONE,
         ONE,
     ),
+    # Two reads on one line are two forks: one answer for both takes the branch on neither.
+    "two_reads_on_a_line": (
+        """\
+        a = self.two(x)
+        if x[0, 0].item() > 0.8 and x[0, 1].item() < -0.8:
+            a = a + self.one(x)
+        return a
+""",
+        NONE,
+        ONE,
+    ),
+    # And a function that reads is as many forks as there are calls of it.
+    "a_helper_that_reads_twice": (
+        """\
+        def high(value):
+            return value.item() > 0.8
+
+        a = self.two(x)
+        if high(x[0, 0]) and not high(x[0, 1] + 1.6):
+            a = a + self.one(x)
+        return a
+""",
+        NONE,
+        ONE,
+    ),
+    # Three answers must meet, and two of the forks show only under the third.
+    "forks_that_must_meet_under_a_draw": (
+        """\
+        a = self.two(x)
+        if torch.randint(0, 2, (1,)).item():
+            a = [self.one, self.two][np.random.randint(2)](a)
+            for _ in range(int(a.sum().abs().clamp(max=3))):
+                a = self.two(x)
+        return a
+""",
+        NONE,
+        ONE,
+    ),
     # The first answer at the inner fork makes a path that raises: the other one is still to be tried.
     "a_fork_on_a_path_that_raises": (
         """\

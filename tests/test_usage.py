@@ -259,3 +259,67 @@ def test_a_layer_that_a_library_made_is_explained_by_the_users_line(tmp_path: Pa
     assert spare.location is not None
     assert (spare.location.file, spare.location.text) == (str(target), "self.backbone = installed.Backbone()")
     assert spare.why == "`backbone.spare` is created here and never called (installed/__init__.py:8)"
+
+
+LATER = """
+import torch
+from torch import nn
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stem, self.router = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.one, self.two = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x, f, g):
+        y = self.stem(x)
+        if x.sum() > 1e6:
+            y = y + self.router(x).argmax()  # argmax
+            y = y + 0 * self.two(x)  # zero
+        if f.item() > 0 and g.item() == 0:  # both
+            y = y + self.one(x)
+        return y
+
+
+def build():
+    return Model()
+
+
+def inputs():
+    return (torch.ones(2, 4), torch.tensor(0), torch.tensor(1)), {}
+
+
+def loss(output):
+    return output.sum()
+"""
+
+
+@pytest.fixture(scope="module")
+def later(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Parameter]:
+    folder = tmp_path_factory.mktemp("later")
+    (folder / "later_model.py").write_text(LATER)
+    request = Request(TargetSpec("later_model.py:build", base=str(folder), from_module=True), rehearse=False)
+    return {p.name: p for p in analyse(request).parameters}
+
+
+def line_in_later(comment: str) -> int:
+    return 1 + next(number for number, line in enumerate(LATER.splitlines()) if line.endswith(f"# {comment}"))
+
+
+def test_what_another_path_than_the_first_takes_is_explained_there(later: dict[str, Parameter]) -> None:
+    router = later["router.weight"]
+    assert (router.usage, router.cause) == ("never", "severed")
+    assert router.location is not None and router.location.line == line_in_later("argmax")
+
+
+def test_what_another_path_than_the_first_keeps_alive_is_seen_there(later: dict[str, Parameter]) -> None:
+    two = later["two.weight"]
+    assert two.usage == "sometimes"
+    assert two.zeroed is not None and two.zeroed.line == line_in_later("zero")
+
+
+def test_where_several_answers_must_meet_they_are_named(later: dict[str, Parameter]) -> None:
+    one = later["one.weight"]
+    assert (one.usage, one.decided_by) == ("sometimes", "value")
+    assert one.location is not None and one.location.line == line_in_later("both")

@@ -152,25 +152,30 @@ def test_ready_twice(ranks: Ranks, tmp_path: Path) -> None:
     assert found[OFF].outcome == "ok"
 
 
-def forced(tmp_path: Path, text: str, domain: Any, answer: bool | str) -> dict[str, Any]:
-    """The plan that forces ``answer`` at the one line with ``# here``."""
+def forced(tmp_path: Path, text: str, read: str, domain: Any, answer: bool | str) -> dict[str, Any]:
+    """The plan that forces ``answer`` where the expression ``read`` is read, on the one line with ``# here``."""
     made = job(tmp_path, text)
-    fork = Fork(domain, str(tmp_path / "net.py"), line_of(made, "# here"), "Model.forward")
+    number = line_of(made, "# here")
+    first = (tmp_path / "net.py").read_text(encoding="utf-8").splitlines()[number - 1].index(read)
+    fork = Fork(domain, str(tmp_path / "net.py"), number, "Model.forward", (first, first + len(read)))
     plan: dict[str, Any] = json.loads(json.dumps(_plain(Plan(answers=((fork, answer),)))))
     assert plan_of(plan) == Plan(answers=((fork, answer),))
     return plan
 
 
 @pytest.mark.parametrize(
-    ("condition", "domain", "answer"),
-    [("y.sum() > 1e6", "bool", True), ("random.random() > 1 - 1e-9", "draw", "high")],
+    ("condition", "read", "domain", "answer"),
+    [
+        ("y.sum() > 1e6", "y.sum() > 1e6", "bool", True),
+        ("random.random() > 1 - 1e-9", "random.random()", "draw", "high"),
+    ],
 )
 def test_a_path_that_only_a_forced_answer_takes(
-    condition: str, domain: str, answer: bool | str, ranks: Ranks, tmp_path: Path
+    condition: str, read: str, domain: str, answer: bool | str, ranks: Ranks, tmp_path: Path
 ) -> None:
     text = model(f"if {condition}:  # here\n    y = self.b(y)\nreturn y")
     assert words(outcomes(ranks, job(tmp_path, text))) == ["reduction_error", "ok", "ok"]
-    plan = forced(tmp_path, text, domain, answer)
+    plan = forced(tmp_path, text, read, domain, answer)
     assert words(outcomes(ranks, job(tmp_path, text, PLAIN, plan))) == ["reduction_error", "ok", "reduction_error"]
 
 

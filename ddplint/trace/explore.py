@@ -11,8 +11,9 @@ from __future__ import annotations
 import copy
 import itertools
 import math
+import random
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from types import GeneratorType, ModuleType
 from typing import Any
@@ -32,8 +33,10 @@ SEEDS = 3  # further seeds, where something is drawn
 INTEGERS = 32  # the largest integer that is tried at a fork
 DEFAULT_PATHS = 256
 ATTEMPTS = 2  # paths on which a fork is tried, while all its answers end in errors
-TOGETHER = 16  # combinations of answers, up to which all of the first path's forks are answered together
-ROUNDS = 2  # times that forks are answered anew from the path that uses the most, and from the one that uses the fewest
+TOGETHER = 24  # paths at most on which several forks are answered together
+CHOICES = 4  # answers of each fork that take part in these
+THREES = 12  # forks, up to which any three of them are
+CANDIDATES = 32  # selections of which the best is taken
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,7 @@ class Outcome:
     from_outputs: frozenset[str]
     from_loss: frozenset[str]
     asked: dict[Fork, Asked]
+    touched: frozenset[str] = frozenset()  # the parameters that an operation took, used or not
 
     @property
     def observed(self) -> bool:
@@ -63,6 +67,7 @@ class Exploration:
     complete: bool = True
 
 
+Choice = tuple[Fork, Answer]
 Judge = Callable[[Path], frozenset[str]]
 
 
@@ -181,6 +186,8 @@ def answers_at(fork: Fork, asked: Asked) -> Sequence[Answer]:
         return ("low", "high")
     if fork.domain == "choice":
         return tuple(range(fork.choices)) if 0 < fork.choices <= FEW else ("low", "high")
+    if fork.domain == "int" and asked.among is not None:
+        return asked.among if len(asked.among) <= FEW else (asked.among[0], asked.among[-1])
     counts = ("even", "odd") if asked.listed and not asked.free else ()
     if fork.domain == "float":
         negative = counts or any(isinstance(v, (int, float)) and v < 0 for v in asked.values)
@@ -207,6 +214,7 @@ class Explorer:
         self.state = State(built)
         self.runs = 0
         self._done: dict[object, Outcome | None] = {}
+        self._known: dict[Fork, Asked] = {}  # every fork that was discovered, as it was first asked
         self._possible: dict[Fork, dict[Answer, None]] = {}  # the answers that led to an end, in order
         self._asked: dict[Fork, Asked] = {}  # of the run in progress
         self._cut_short: Outcome | None = None  # the last run, if its loss had no gradient
@@ -225,7 +233,9 @@ class Explorer:
         for parameter in self.built.model.parameters():
             parameter.grad = None
         used = self.judge(path)
-        return path, Outcome(plan, step, used, path.from_outputs, path.walked, answers.asked)
+        return path, Outcome(
+            plan, step, used, path.from_outputs, path.walked, answers.asked, frozenset(path.recording.parameters)
+        )
 
     def like(self, other: Outcome) -> Outcome | None:
         """``other``, the first path of another rank, as this rank's own if both hold the same parameters in autograd's
@@ -303,65 +313,75 @@ class Explorer:
         return outcome
 
     def _forks(self, found: Exploration) -> None:
-        """Every fork answered each way: from the paths as they are, then from those that use the most and the fewest.
+        """Every fork answered each way: from the paths as they are, from those that use the most and the fewest, from those
+        that take a parameter and give it no gradient, then any few of them together.
 
         A fork is answered where it was first asked. Where every answer there ends in an error it may be asked again on
         another path. The last steps find what takes several answers at once: a branch within another's alternative, of
         which neither is taken by the example inputs; flags that are read apart and tested together.
         """
-        known: set[Fork] = set()
         attempts: Counter[Fork] = Counter()
-        possible: set[Fork] = set()  # those with an answer that leads to an end
         queue: deque[tuple[Fork, Outcome]] = deque()
 
         def discover(outcome: Outcome) -> None:
-            for fork in outcome.asked:
-                if fork not in known:
-                    known.add(fork)
+            for fork, asked in outcome.asked.items():
+                if fork not in self._known:
+                    self._known[fork] = asked
                     queue.append((fork, outcome))
 
         def drain() -> None:
             while queue and found.complete:
                 fork, parent = queue.popleft()
                 attempts[fork] += 1
-                if self._answered(found, fork, parent, discover):
-                    possible.add(fork)
-                elif attempts[fork] < ATTEMPTS and self._cut_short is not None:
-                    known.discard(fork)
+                self._answered(found, fork, parent, discover)
+                if fork not in self._possible and attempts[fork] < ATTEMPTS and self._cut_short is not None:
+                    self._known.pop(fork, None)
 
         for outcome in list(found.outcomes):
             discover(outcome)
         drain()
-        for extreme in (max, min):
-            for _ in range(ROUNDS):
-                outermost = extreme(found.outcomes, key=lambda outcome: len(outcome.used))
-                if outermost.observed:
-                    break
-                given = dict(outermost.plan.answers)
-                queue.extend((fork, outermost) for fork in outermost.asked if fork not in given and fork in possible)
-                drain()
-        self._together(found)
 
-    def _together(self, found: Exploration) -> None:
-        """The forks of the first path answered together in every way, where these are few."""
-        first = found.outcomes[0]
-        options = [[(fork, answer) for answer in self._possible[fork]] for fork in first.asked if fork in self._possible]
-        if len(options) < 2 or math.prod(len(choices) for choices in options) > TOGETHER:
-            return
-        for combination in itertools.product(*options):
-            joint = first
+        def again(parent: Outcome) -> None:
+            """Every fork once more, from ``parent``."""
+            given = dict(parent.plan.answers)
+            queue.extend((fork, parent) for fork in parent.asked if fork not in given and fork in self._possible)
+            drain()
+
+        for extreme in (max, min):
+            outermost = extreme(found.outcomes, key=lambda outcome: len(outcome.used))
+            if not outermost.observed:
+                again(outermost)
+        asked_of: set[str] = set()
+        while parent := _wasted(found.outcomes, asked_of):
+            asked_of |= parent.touched
+            again(parent)
+        self._together(found, discover)
+        drain()
+
+    def _together(self, found: Exploration, discover: Callable[[Outcome], None]) -> None:
+        """Forks answered together, so that any few of them have met with any of their answers (``covering``)."""
+        options = [[(fork, answer) for answer in [*tried][:CHOICES]] for fork, tried in self._possible.items()]
+        options = [choices for choices in options if len(choices) > 1]
+        for combination in covering(options):
+            joint = found.outcomes[0]
             for fork, answer in combination:
                 if fork not in dict(joint.plan.answers):  # else it reads the same as one before
-                    joint = replace(joint, plan=_forced(joint, fork, answer))
-            self._try(found, joint.plan)
+                    joint = replace(joint, plan=self._forced(joint, fork, answer))
+            tried = self._try(found, replace(joint.plan, after=0))
+            if tried is not None:
+                discover(tried)
 
-    def _answered(self, found: Exploration, fork: Fork, parent: Outcome, discover: Callable[[Outcome], None]) -> bool:
-        """Try each answer at ``fork``, all else as on ``parent``. Whether one of them could be run to its end."""
+    def _answered(self, found: Exploration, fork: Fork, parent: Outcome, discover: Callable[[Outcome], None]) -> None:
+        """Try each answer at ``fork``, all else as on ``parent``.
+
+        A fork that had answers before gets these, no others.
+        """
         asked = parent.asked[fork]
         here: set[frozenset[str]] = set()  # what the answers at this fork came to
-        answers, mixed = deque(answers_at(fork, asked)), False
+        before = self._possible.get(fork)
+        answers, mixed = deque(answers_at(fork, asked) if before is None else before), before is not None
         while answers:
-            tried = self._try(found, _forced(parent, fork, answers.popleft()))
+            tried = self._try(found, self._forced(parent, fork, answers.popleft()))
             if tried is not None:
                 discover(tried)
                 here.add(tried.used)
@@ -372,9 +392,8 @@ class Explorer:
             if fork.domain in ("bool", "mask") and asked.count > 1 and not mixed:
                 mixed = True  # one answer for all reads can't be: some of each
                 answers += ("even", "odd")
-        if fork.domain == "int" and answers_at(fork, asked) == (0,):
+        if fork.domain == "int" and before is None and asked.among is None and answers_at(fork, asked) == (0,):
             self._integers(found, fork, parent, here, discover)
-        return bool(here)
 
     def _integers(
         self, found: Exploration, fork: Fork, parent: Outcome, seen: set[frozenset[str]], discover: Callable[[Outcome], None]
@@ -382,29 +401,67 @@ class Explorer:
         """1, 2, 3, … at an integer's fork, until a path raises or two values in a row bring nothing new."""
         idle = 0
         for value in range(1, INTEGERS + 1):
-            outcome = self._try(found, _forced(parent, fork, value))
+            outcome = self._try(found, self._forced(parent, fork, value))
             if outcome is None:
                 if self._cut_short is not None:
                     continue  # it came to the loss: another value may do
                 return
+            self._possible.setdefault(fork, {})[value] = None
             idle = idle + 1 if outcome.used in seen else 0
             seen.add(outcome.used)
             discover(outcome)
             if idle == 2:
                 return
 
+    def _forced(self, parent: Outcome, fork: Fork, answer: Answer) -> Plan:
+        """``parent``'s plan with ``answer`` at ``fork``, and at every other fork that reads the very same value."""
+        forced: dict[Fork, Answer] = {}
+        asked = {**self._known, **parent.asked}
+        read = asked[fork].expressions
+        for other, like in asked.items():
+            if other == fork or not read or [h for h, _ in like.expressions] != [h for h, _ in read]:
+                continue
+            if isinstance(answer, bool):
+                forced[other] = answer if like.expressions[0][1] == read[0][1] else not answer
+            elif not isinstance(answer, str) or other.domain == fork.domain:
+                forced[other] = answer
+        kept = {f: a for f, a in parent.plan.answers if f != fork and f not in forced}
+        after = parent.plan.after + parent.step  # a fork of a later step is asked there
+        return replace(parent.plan, answers=(*kept.items(), *forced.items(), (fork, answer)), after=after)
 
-def _forced(parent: Outcome, fork: Fork, answer: Answer) -> Plan:
-    """``parent``'s plan with ``answer`` at ``fork``, and at every other fork that read the very same value there."""
-    forced: dict[Fork, Answer] = {}
-    read = parent.asked[fork].expressions
-    for other, asked in parent.asked.items():
-        if other == fork or not read or [h for h, _ in asked.expressions] != [h for h, _ in read]:
-            continue
-        if isinstance(answer, bool):
-            forced[other] = answer if asked.expressions[0][1] == read[0][1] else not answer
-        elif not isinstance(answer, str) or other.domain == fork.domain:
-            forced[other] = answer
-    kept = {f: a for f, a in parent.plan.answers if f != fork and f not in forced}
-    after = parent.plan.after + parent.step  # a fork of a later step is asked there
-    return replace(parent.plan, answers=(*kept.items(), *forced.items(), (fork, answer)), after=after)
+
+def _wasted(outcomes: Sequence[Outcome], asked_of: set[str]) -> Outcome | None:
+    """The path that takes the most parameters which none uses, those in ``asked_of`` left out; None if there is none."""
+    used = frozenset().union(*(o.used for o in outcomes)) | asked_of
+    wasted = max(outcomes, key=lambda outcome: len(outcome.touched - used))
+    return wasted if wasted.touched - used else None
+
+
+def covering(options: Sequence[Sequence[Choice]]) -> list[tuple[Choice, ...]]:
+    """Few selections, one choice of each of ``options`` in each, in which any three choices (where the options are many,
+    any two) have met; all selections where these are at most ``TOGETHER``, and never more than ``TOGETHER``.
+
+    Greedy: the next selection is the one of several random ones that brings the most new meetings. The same for the same
+    options.
+    """
+    if len(options) < 2:
+        return []
+    if math.prod(len(choices) for choices in options) <= TOGETHER:
+        return list(itertools.product(*options))
+    size = 3 if 2 < len(options) <= THREES else 2
+    missing = {meeting for some in itertools.combinations(range(len(options)), size) for meeting in _meetings(options, some)}
+    draw = random.Random(0)
+    found: list[tuple[Choice, ...]] = []
+    while missing and len(found) < TOGETHER:
+        candidates = [tuple(draw.choice(choices) for choices in options) for _ in range(CANDIDATES)]
+        met = [missing & set(itertools.combinations(enumerate(selection), size)) for selection in candidates]
+        best = max(range(CANDIDATES), key=lambda number: len(met[number]))
+        if met[best]:
+            found.append(candidates[best])
+            missing -= met[best]
+    return found
+
+
+def _meetings(options: Sequence[Sequence[Choice]], some: tuple[int, ...]) -> Iterator[tuple[tuple[int, Choice], ...]]:
+    for choices in itertools.product(*(options[index] for index in some)):
+        yield tuple(zip(some, choices, strict=True))

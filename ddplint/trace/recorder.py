@@ -33,7 +33,7 @@ from torch.fx.node import _get_qualified_name
 
 from ddplint.trace.devices import TraceDevice, Twins
 from ddplint.trace.patching import patched
-from ddplint.trace.sites import Site, call_site, decorated_site
+from ddplint.trace.sites import Site, call_site, decorated_site, read_site
 from ddplint.trace.values import NUMBERS, READS, SHAPES, AnsweringMode, Answers, NoValue
 
 Tensor = torch.Tensor
@@ -84,6 +84,7 @@ class Recording:
     makers: dict[int, torch.fx.Node] = field(default_factory=dict)  # id of a grad_fn -> the node that made it
     leaves: dict[int, torch.fx.Node] = field(default_factory=dict)  # id of a leaf tensor -> its node
     outputs: list[Any] = field(default_factory=list)  # what the root module's calls returned
+    returned: tuple[torch.fx.Node, ...] = ()  # the nodes of the tensors in it
 
     def behind(self, functions: Sequence[Any]) -> set[torch.fx.Node]:
         """The nodes that autograd's graph reaches first from ``functions``, those of one node."""
@@ -527,9 +528,9 @@ class Recorder(AnsweringMode):
             return None
         func, args = self.rewrite(func, args, kwargs)
         if name in NUMBERS:
-            args, kwargs = self.numbers(name, args, kwargs, call_site(sys._getframe(1)))
+            args, kwargs = self.numbers(name, args, kwargs, read_site(sys._getframe(1)))
         elif name in READS or name in _INDEXING or name in SHAPES or name == "where":
-            site = call_site(sys._getframe(1))
+            site = read_site(sys._getframe(1))
             if name in READS:
                 func = functools.partial(self._read, func, name, site)
             elif name in _INDEXING:
@@ -578,6 +579,21 @@ class Recorder(AnsweringMode):
                 return not op.inputs and node.op == "get_attr"  # data the target holds
             node = op.inputs[0][0] if op.inputs else None
         return True
+
+    def drawn_from(self, tensor: Tensor) -> range | None:
+        """What ``tensor``'s one element can be, if it was drawn by ``torch.randint`` and only viewed since."""
+        node = self._states.get(id(tensor))
+        while node is not None and self.ops[node].name in _REARRANGING:
+            node = self.ops[node].inputs[0][0] if self.ops[node].inputs else None
+        if node is None or self.ops[node].name not in ("randint", "randint_like"):
+            return None
+        numbers = [a for a in node.args if isinstance(a, int)]  # randint([low,] high, size), randint_like(t, [low,] high)
+        low, high = node.kwargs.get("low", 0), node.kwargs.get("high")
+        if len(numbers) > 1:
+            low, high = numbers[:2]
+        elif numbers:
+            low, high = (numbers[0], high) if high is not None else (low, numbers[0])
+        return range(low, high) if isinstance(low, int) and isinstance(high, int) else None
 
     def _record(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
         given = _given(args, kwargs)
@@ -922,9 +938,10 @@ class Recorder(AnsweringMode):
 
     def finish(self, loss: Tensor, outputs: Sequence[Tensor]) -> Recording:
         """The recording, closed with an output node of (loss, outputs)."""
-        result = (self._value(loss), tuple(self._value(t) for t in outputs))
+        returned = tuple(self._value(t) for t in outputs)
+        lost = self._value(loss)
         if self.spell:
-            self.graph.output(result)
+            self.graph.output((lost, returned))
         for node, op in self.ops.items():
             if op.site is not None:
                 code, line = op.site.code, op.site.line
@@ -940,6 +957,7 @@ class Recorder(AnsweringMode):
             makers=self._functions,
             leaves=self._values,
             outputs=self.outputs,
+            returned=returned,
         )
 
 

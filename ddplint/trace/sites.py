@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import linecache
 import os
 import random
 import sys
 import sysconfig
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import CodeType, FrameType
 
 import torch
@@ -66,12 +67,16 @@ def _kind(code: CodeType) -> int:
 class Site:
     """Where an operation was called: ``code`` and ``line`` of the frame that explains it.
 
-    ``inner`` is the innermost frame outside PyTorch where that is another one (a library that the user calls).
+    ``inner`` is the innermost frame outside PyTorch where that is another one (a library that the user calls). ``at`` is the
+    instruction in that frame (its offset in bytes, -1: not known), and ``caller`` the code and instruction that called it
+    directly, which is kept where a value is read.
     """
 
     code: CodeType
     line: int
     inner: tuple[CodeType, int] | None = None
+    at: int = field(default=-1, compare=False)
+    caller: tuple[CodeType, int] | None = field(default=None, compare=False)
 
     def location(self) -> Location:
         """The place as plain data, with its source line."""
@@ -92,27 +97,63 @@ def locate(code: CodeType, line: int) -> Location:
     return Location(file=code.co_filename, line=line, function=code.co_qualname, text=text)
 
 
-def call_site(frame: FrameType | None = None) -> Site | None:
+@functools.cache
+def span(code: CodeType, at: int) -> tuple[int, int]:
+    """First and last column (from 0, in bytes) of the expression whose instruction is ``at``; (-1, -1) if not known.
+
+    An instruction that the compiler wrote twice (a ``while``'s condition) stands for one place, by its columns.
+    """
+    if at < 0:
+        return -1, -1
+    _, _, first, last = next(itertools.islice(code.co_positions(), at // 2, None), (None, None, None, None))
+    return -1 if first is None else first, -1 if last is None else last
+
+
+def line_of(code: CodeType, at: int) -> int:
+    """The line of the instruction ``at`` of ``code``."""
+    line, *_ = next(itertools.islice(code.co_positions(), at // 2, None), (None,))
+    return line or code.co_firstlineno
+
+
+def _direct_caller(frame: FrameType) -> tuple[CodeType, int] | None:
+    """What called ``frame``, if that is the user's or a library's code itself (not a module through PyTorch)."""
+    back = frame.f_back
+    if back is None or _kinds.setdefault(back.f_code, _kind(back.f_code)) not in (_LIBRARY, _USER):
+        return None
+    return back.f_code, back.f_lasti
+
+
+def read_site(frame: FrameType | None) -> Site | None:
+    """``call_site`` of a value read or a draw, with the caller of the function that reads: a helper is as many places as
+    there are calls of it.
+    """
+    return call_site(frame, callers=True)
+
+
+def call_site(frame: FrameType | None = None, *, callers: bool = False) -> Site | None:
     """The place that explains what is being called now: the innermost frame of the user's code.
 
     Where no frame is the user's (all the code is installed), the innermost outside PyTorch. None when there is none.
     """
     current = frame if frame is not None else sys._getframe(1)
     inner: tuple[CodeType, int] | None = None
+    at, caller = -1, None
     kinds = _kinds
     while current is not None:
         code = current.f_code
         kind = kinds.get(code)
         if kind is None:
             kind = kinds[code] = _kind(code)
+        if kind >= _LIBRARY and inner is None and kind != _BOUNDARY:
+            at, caller = current.f_lasti, _direct_caller(current) if callers else None
         if kind == _USER:
-            return Site(code, current.f_lineno or code.co_firstlineno, inner)
+            return Site(code, current.f_lineno or code.co_firstlineno, inner, at, caller)
         if kind == _BOUNDARY:
             break
         if kind == _LIBRARY and inner is None:
             inner = (code, current.f_lineno or code.co_firstlineno)
         current = current.f_back  # type: ignore[assignment]  # ends in None
-    return Site(*inner) if inner is not None else None
+    return Site(*inner, None, at, caller) if inner is not None else None
 
 
 def draw_site(frame: FrameType | None) -> Site | None:
@@ -131,7 +172,7 @@ def draw_site(frame: FrameType | None) -> Site | None:
             if innermost.startswith(_STDLIB) and not any(part in innermost for part in _INSTALLED):
                 return None
         current = current.f_back
-    return call_site(frame)
+    return read_site(frame)
 
 
 def decorated_site(frame: FrameType | None) -> Site | None:

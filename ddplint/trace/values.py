@@ -16,7 +16,7 @@ from typing import Any, Literal
 import torch
 
 from ddplint.trace.devices import DeviceMode, TraceDevice, Twins, replaced, tensors_among
-from ddplint.trace.sites import Site, call_site, draw_site
+from ddplint.trace.sites import Site, draw_site, line_of, read_site, span
 
 # Tensor methods and functions whose result is a Python value made from the tensor's data.
 READS = frozenset(
@@ -67,12 +67,18 @@ class NoValue(BaseException):
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """A place where control flow can fork: what kind of value is read there. The innermost place outside PyTorch."""
+    """A place where control flow can fork: what kind of value is read there. The innermost place outside PyTorch.
+
+    ``columns``: the first and last column of the expression (from 0, in bytes; -1: not known), for there can be several on
+    a line. ``caller``: the place that called the function directly, "" where a module is called.
+    """
 
     domain: Domain
     file: str
     line: int
     function: str
+    columns: tuple[int, int] = (-1, -1)
+    caller: str = ""
     choices: int = field(default=0, compare=False)  # of a draw among so many; a place that varies it is one place
 
 
@@ -85,6 +91,7 @@ class Asked:
     values: list[Any] = field(default_factory=list)
     listed: bool = False  # a read of many elements at once
     expressions: list[tuple[int, bool]] = field(default_factory=list)  # what was read: its hash, and whether negated
+    among: range | None = None  # what a whole number is drawn from
     free: bool = True  # the elements are example data as they came in, not computed from it
 
 
@@ -112,7 +119,7 @@ class Answers:
         if site is None:
             return None, None
         code, line = site.inner or (site.code, site.line)
-        fork = Fork(domain, code.co_filename, line, code.co_qualname, choices)
+        fork = Fork(domain, code.co_filename, line, code.co_qualname, span(code, site.at), _caller(site), choices)
         asked = self.asked.get(fork)
         if asked is None:
             asked = self.asked[fork] = Asked(site)
@@ -137,6 +144,14 @@ class Answers:
         """Keep one of the first values that ``fork`` really gave."""
         if fork is not None and len(values := self.asked[fork].values) < 4 and isinstance(value, (bool, int, float)):
             values.append(value)
+
+
+def _caller(site: Site) -> str:
+    if site.caller is None:
+        return ""
+    code, at = site.caller
+    first, last = span(code, at)
+    return f"{code.co_filename}:{code.co_qualname}:{line_of(code, at)}:{first}-{last}"
 
 
 def _domain(name: str, tensor: torch.Tensor) -> Domain:
@@ -186,6 +201,8 @@ class AnsweringMode(DeviceMode):
         fork, answer = self.answers.at(domain, site)
         if fork is not None and len(known := self.answers.asked[fork].expressions) < RELEASE_AFTER:
             known.append(self.expression(tensor))
+            if domain == "int":
+                self.answers.asked[fork].among = self.drawn_from(tensor)
         if fork is not None and name in ("tolist", "numpy", "__array__") and tensor.numel() > 1:
             asked = self.answers.asked[fork]
             asked.listed, asked.free = True, asked.free and self.is_free(tensor)
@@ -203,6 +220,10 @@ class AnsweringMode(DeviceMode):
     def expression(self, tensor: torch.Tensor) -> tuple[int, bool]:
         """A hash of what ``tensor`` was computed by, the same for the same computation, and whether that is negated."""
         return id(tensor), False
+
+    def drawn_from(self, tensor: torch.Tensor) -> range | None:
+        """The whole numbers among which ``tensor``'s one element was drawn, where that is known."""
+        return None
 
     def is_free(self, tensor: torch.Tensor) -> bool:
         """Whether ``tensor`` is example data as it came in, so that any values can be in its place."""
@@ -268,13 +289,13 @@ class AnsweringMode(DeviceMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
         if name in NUMBERS:
-            args, kwargs = self.numbers(name, args, kwargs or {}, call_site(sys._getframe(1)))
+            args, kwargs = self.numbers(name, args, kwargs or {}, read_site(sys._getframe(1)))
         if name in READS:
-            return self.read(func, name, args, kwargs or {}, call_site(sys._getframe(1)))
+            return self.read(func, name, args, kwargs or {}, read_site(sys._getframe(1)))
         if name in ("__getitem__", "__setitem__"):
-            args = self.bounds(args, call_site(sys._getframe(1)))
+            args = self.bounds(args, read_site(sys._getframe(1)))
         if name in SHAPES or name == "__getitem__" or (name == "where" and len(args) == 1):
-            args = self.mask(name, args, call_site(sys._getframe(1)))
+            args = self.mask(name, args, read_site(sys._getframe(1)))
         return super().__torch_function__(func, types, args, kwargs)
 
 

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 from collections import deque
@@ -27,9 +28,9 @@ from ddplint.request import Request
 from ddplint.rules import TargetSpec
 from ddplint.target import Inputs, load
 from ddplint.trace.environment import without_gpu
-from ddplint.trace.explore import State
+from ddplint.trace.explore import TOGETHER, State, covering
 from ddplint.trace.run import build
-from ddplint.trace.values import RELEASE_AFTER
+from ddplint.trace.values import RELEASE_AFTER, Answer, Fork
 from tests.explored import analysed, explored, plain_runs, weights, with_usage
 from tests.kinds.kind import Kind, Two
 from tests.kinds.lines import line_of
@@ -497,6 +498,58 @@ def test_reads_of_one_value_and_of_its_opposite_are_answered_together(kind: type
     found = explored(kind)
     assert len(found.found.outcomes) > 1
     assert set(found.used) == {BOTH}
+
+
+def fork(number: int) -> Fork:
+    return Fork("bool", "model.py", number, "forward")
+
+
+def choices(*counts: int) -> list[list[tuple[Fork, Answer]]]:
+    return [[(fork(number), answer) for answer in range(count)] for number, count in enumerate(counts)]
+
+
+def test_one_fork_meets_nobody() -> None:
+    assert covering(choices(2)) == []
+
+
+def test_few_forks_meet_in_every_way() -> None:
+    options = choices(2, 3, 2)
+    assert sorted(map(str, covering(options))) == sorted(map(str, itertools.product(*options)))
+
+
+@pytest.mark.parametrize(("counts", "size"), [((2,) * 6, 3), ((2,) * 9, 3), ((2,) * 40, 2), ((4, 3, 2, 2, 2, 2), 2)])
+def test_any_few_answers_meet(counts: tuple[int, ...], size: int) -> None:
+    options = choices(*counts)
+    selections = covering(options)
+    assert len(selections) <= TOGETHER
+    for some in itertools.combinations(range(len(options)), size):
+        wanted = set(itertools.product(*(options[number] for number in some)))
+        assert wanted == {tuple(selection[number] for number in some) for selection in selections}
+
+
+def test_the_same_options_give_the_same_selections() -> None:
+    assert covering(choices(*(2,) * 15)) == covering(choices(*(2,) * 15))
+
+
+class DrawnBelow(Base):
+    """A draw of torch's among three: what is beyond it can't be."""
+
+    def forward(self, x: Tensor) -> Any:
+        y = self.live(x)
+        return y + self.aux(x) if int(torch.randint(0, 3, (1,))[0]) > 2 else y
+
+
+class DrawnByName(DrawnBelow):
+    def forward(self, x: Tensor) -> Any:
+        y = self.live(x)
+        return y + self.aux(x) if torch.randint(high=3, size=()).item() > 2 else y
+
+
+@pytest.mark.parametrize("kind", [DrawnBelow, DrawnByName])
+def test_a_whole_number_that_torch_draws_is_none_beyond_its_range(kind: type[Base]) -> None:
+    found = explored(kind)
+    assert found.never == {"aux"}
+    assert {answer for answers in found.forced for answer in answers} == {0, 1, 2}
 
 
 class SameWordsOtherValue(Clean):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import linecache
 import random
 import sys
 from typing import Any
@@ -9,7 +10,7 @@ from torch.nn.utils import parametrize
 from torch.utils._contextlib import _DecoratorContextManager
 
 from ddplint.reference import finetune
-from ddplint.trace.sites import Site, call_site, decorated_site, locate
+from ddplint.trace.sites import Site, call_site, decorated_site, locate, read_site, span
 from tests.kinds.lines import line_of
 
 HERE = __file__
@@ -36,6 +37,55 @@ def test_the_place_is_the_innermost_line_of_the_users_code() -> None:
         return here()
 
     assert inner().location().function == "here"
+
+
+def test_an_instruction_has_the_columns_of_its_expression() -> None:
+    sites = (call_site(sys._getframe(0)), call_site(sys._getframe()))
+    texts = []
+    for site in sites:
+        assert site is not None
+        first, last = span(site.code, site.at)
+        texts.append(linecache.getline(HERE, site.line)[first:last])
+    assert texts == ["call_site(sys._getframe(0))", "call_site(sys._getframe())"]
+
+
+def test_a_loops_condition_is_one_place_however_often_it_was_compiled() -> None:
+    seen = []
+
+    def asked() -> bool:
+        site = read_site(sys._getframe(1))
+        assert site is not None
+        seen.append((site.line, span(site.code, site.at)))
+        return len(seen) < 4
+
+    while asked():
+        pass
+    assert len(seen) == 4
+    assert len(set(seen)) == 1
+
+
+def test_a_function_is_as_many_places_as_there_are_calls_of_it() -> None:
+    def ask() -> Site:
+        site = read_site(sys._getframe(0))
+        assert site is not None
+        return site
+
+    one = ask()
+    assert one.caller is not None
+    again = [ask() for _ in range(2)]
+    assert one == again[0]  # the line is the same
+    assert one.caller != again[0].caller
+    assert again[0].caller == again[1].caller
+
+
+def test_a_module_is_one_place_whoever_calls_it() -> None:
+    class Reads(nn.Module):
+        def forward(self, x: int) -> Site | None:
+            return read_site(sys._getframe(0))
+
+    site = Reads()(1)
+    assert site is not None
+    assert site.caller is None
 
 
 def test_pytorch_in_between_is_passed_over() -> None:
@@ -75,7 +125,7 @@ def test_where_all_is_installed_the_innermost_library_line_stands() -> None:
     frame = space["site"]
     assert frame.f_code.co_filename == "/opt/site-packages/library/alone.py"
     alone: Any = Frame()
-    alone.f_code, alone.f_lineno, alone.f_back = frame.f_code, 1, None
+    alone.f_code, alone.f_lineno, alone.f_lasti, alone.f_back = frame.f_code, 1, -1, None
     site = call_site(alone)
     assert site == Site(frame.f_code, 1)
 
@@ -87,6 +137,7 @@ def test_nowhere_is_none() -> None:
     class Frame:
         f_code = space["run"].__code__
         f_lineno = 1
+        f_lasti = -1
         f_back = None
 
     nowhere: Any = Frame()
@@ -97,6 +148,7 @@ def test_the_reference_model_is_a_target_like_any_other() -> None:
     class Frame:
         f_code = finetune.task_head.__code__
         f_lineno = 30
+        f_lasti = -1
         f_back = None
 
     frame: Any = Frame()

@@ -449,7 +449,7 @@ def here() -> Site:
 
 
 def fork_at(site: Site, domain: Any, choices: int = 0) -> Fork:
-    return Fork(domain, site.code.co_filename, site.line, site.code.co_qualname, choices)
+    return Fork(domain, site.code.co_filename, site.line, site.code.co_qualname, choices=choices)
 
 
 def test_without_a_force_a_fork_gives_no_answer_and_is_counted() -> None:
