@@ -310,16 +310,19 @@ def line_in_later(comment: str) -> int:
 def test_what_another_path_than_the_first_takes_is_explained_there(later: dict[str, Parameter]) -> None:
     router = later["router.weight"]
     assert (router.usage, router.cause) == ("never", "severed")
-    assert router.location is not None and router.location.line == line_in_later("argmax")
+    assert router.location is not None
+    assert router.location.line == line_in_later("argmax")
 
 
 def test_what_another_path_than_the_first_keeps_alive_is_seen_there(later: dict[str, Parameter]) -> None:
     two = later["two.weight"]
     assert two.usage == "sometimes"
-    assert two.zeroed is not None and two.zeroed.line == line_in_later("zero")
+    assert two.zeroed is not None
+    assert two.zeroed.line == line_in_later("zero")
 
 
 def test_where_several_answers_must_meet_they_are_named(later: dict[str, Parameter]) -> None:
     one = later["one.weight"]
     assert (one.usage, one.decided_by) == ("sometimes", "value")
-    assert one.location is not None and one.location.line == line_in_later("both")
+    assert one.location is not None
+    assert one.location.line == line_in_later("both")
