@@ -13,6 +13,7 @@ import random
 import sys
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -36,6 +37,8 @@ SEEDS = 6  # of natural runs, where anything is drawn or read
 FURTHER = 24  # further seeds, asked only about what a `sometimes` claims
 BATCH = 4  # of them at a time, as long as something is unsure
 FORCED = 48  # assignments of the forks' answers
+
+LOOPS = 64  # forced answers at one place in one step
 
 Kind = Literal[
     "false-all-clear",  # ddplint always, unused in a natural run
@@ -92,10 +95,12 @@ class Chooser:
 
     forced: Callable[[int, int], Any] | None = None
     sites: dict[int, int] = field(default_factory=dict)  # site -> number of choices
+    asked: Counter[int] = field(default_factory=Counter)  # in one step
 
     def __call__(self, site: int, value: Any, choices: int) -> Any:
         self.sites[site] = choices
-        if self.forced is None:
+        self.asked[site] += 1
+        if self.forced is None or self.asked[site] > LOOPS:  # a loop whose condition is forced has to end
             return value
         answer = self.forced(site, choices)
         if answer is None:
@@ -186,6 +191,7 @@ class Oracle:
                 _seed(seed)
                 model = module.build()
                 for step in range(STEPS):
+                    self.chooser.asked.clear()
                     if step == 0:
                         _seed(seed)
                     said = self._step(module, model, make, factor)

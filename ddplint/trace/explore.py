@@ -26,7 +26,7 @@ from ddplint.target import Target
 from ddplint.trace.devices import TraceDevice
 from ddplint.trace.draws import FEW
 from ddplint.trace.recorder import DRAWING
-from ddplint.trace.run import Built, Path, trace, walk
+from ddplint.trace.run import Built, Path, drawn_since, trace, walk
 from ddplint.trace.values import Answer, Answers, Asked, Fork, NoValue, Plan
 
 SEEDS = 3  # further seeds, where something is drawn
@@ -214,6 +214,7 @@ class Explorer:
         self.state = State(built)
         self.runs = 0
         self._done: dict[object, Outcome | None] = {}
+        self._unwatched = False  # something drew by names that were bound before draws were watched: no fork, but seeds
         self._known: dict[Fork, Asked] = {}  # every fork that was discovered, as it was first asked
         self._possible: dict[Fork, dict[Answer, None]] = {}  # the answers that led to an end, in order
         self._asked: dict[Fork, Asked] = {}  # of the run in progress
@@ -251,7 +252,10 @@ class Explorer:
 
     def first(self) -> Exploration:
         """The target as it is. Raises what the run raises."""
-        path, outcome = self.run(Plan(rank=self.rank))
+        plan = Plan(rank=self.rank)
+        path, outcome = self.run(plan)
+        watched = any(fork.domain in ("draw", "choice") for fork in outcome.asked)
+        self._unwatched = drawn_since(plan.seed) and not watched
         return Exploration(path, [outcome])
 
     def all(self, found: Exploration, *, steps: int) -> Exploration:
@@ -262,7 +266,7 @@ class Explorer:
         if self.target.step is None:
             for index in range(1, len(self.target.inputs)):
                 self._try(found, replace(base.plan, inputs=index))
-        if base.asked and self._draws(found):
+        if self._unwatched or (base.asked and self._draws(found)):
             for seed in range(1, SEEDS + 1):
                 self._try(found, replace(base.plan, seed=seed))
         self._forks(found)

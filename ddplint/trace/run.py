@@ -70,6 +70,21 @@ def seed_everything(seed: int) -> None:
         numpy.random.seed(seed)
 
 
+def drawn_since(seed: int) -> bool:
+    """Whether Python's or numpy's global generator has moved since ``seed_everything(seed)``, which is done anew."""
+    before = _generators()
+    seed_everything(seed)
+    return before != _generators()
+
+
+def _generators() -> tuple[object, ...]:
+    numpy = sys.modules.get("numpy")
+    if numpy is None:
+        return (random.getstate(),)
+    name, key, *rest = numpy.random.get_state()
+    return random.getstate(), name, key.tobytes(), tuple(rest)
+
+
 @contextmanager
 def _creation_sites(sites: dict[tuple[int, str], Site]) -> Iterator[None]:
     """Note where each module and parameter is put into its owner (torch/nn/modules/module.py, registration hooks)."""

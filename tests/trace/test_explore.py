@@ -531,6 +531,22 @@ def test_the_same_options_give_the_same_selections() -> None:
     assert covering(choices(*(2,) * 15)) == covering(choices(*(2,) * 15))
 
 
+unwatched = random.random  # bound before draws are watched
+
+
+class DrawsUnwatched(Base):
+    def forward(self, x: Tensor) -> Any:
+        y = self.live(x)
+        return y + self.aux(x) if unwatched() < 0.5 else y
+
+
+def test_a_draw_by_a_name_that_was_bound_before_is_found_by_seeds() -> None:
+    found = explored(DrawsUnwatched)
+    assert found.sometimes == {"aux"}
+    assert {outcome.plan.seed for outcome in found.found.outcomes} == {0, 1, 2, 3}
+    assert found.found.outcomes[0].asked == {}
+
+
 class DrawnBelow(Base):
     """A draw of torch's among three: what is beyond it can't be."""
 
