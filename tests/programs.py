@@ -590,6 +590,7 @@ class _Printer:
         self.sites = 0
         self.classes: list[str] = []
         self.blocks = 0
+        self.whiles = 0
 
     def choose(self, text: str, choices: int, decided: str) -> str:
         """A value where control flow forks. What inputs, steps or shapes decide is no fork that can be forced."""
@@ -729,10 +730,12 @@ class _Printer:
         chosen = self.choose(number.format(s=one.source), choices, decided)
         body = self.body(one.body, owner, leave, again)
         lines = head.format(s=one.source, n=chosen).splitlines()
+        if one.kind == "while":  # a name of its own: a loop within it counts too
+            self.whiles += 1
+            lines = [line.replace("turns", f"turns{self.whiles}") for line in lines]
+            body = [f"turns{self.whiles} += 1", *body]
         if number in ("flag", "value > 0"):
             body = [f"if {chosen}:", *_indented(body)]
-        if one.kind == "while":
-            body = ["turns += 1", *body]
         return [*lines, *_indented(body)]
 
     def within(self, one: Within, owner: _Class, leave: str, again: bool) -> list[str]:
