@@ -333,7 +333,7 @@ class _Stage:
 
     def _build(self) -> Built:
         built = build(self.target, self.device, ())
-        for name, parameter in built.model.named_parameters():
+        for name, parameter in built.parameters.items():
             if name in self.frozen:
                 parameter.requires_grad_(False)
         return built

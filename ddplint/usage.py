@@ -35,10 +35,11 @@ def answers(path: Path, graph: GradientGraph) -> tuple[dict[str, bool], tuple[Di
     """Whether each parameter gets a gradient on this path, where the three answers differ for no known reason, and the
     graph, refined where an operation used only the shape of an input.
 
-    Backward is the truth where it ran, else autograd's graph. Two differences have a known reason: autograd's graph holds
-    a parameter and no gradient arrives (a custom Function that returns None for an input, a call with several results of
-    which some are not used), and a backward inside a custom Function's backward, as of a re-entrant checkpoint, reaches
-    what autograd's graph does not hold.
+    Backward is the truth where it ran, else autograd's graph. Three differences have a known reason: autograd's graph
+    holds a parameter and no gradient arrives (a custom Function that returns None for an input, a call with several
+    results of which some are not used); a backward inside a custom Function's backward, as of a re-entrant checkpoint,
+    reaches what autograd's graph does not hold; and behind a Function that returns None another one makes zeros of the
+    gradient that did not come (torch/autograd/function.py, ``set_materialize_grads``).
     """
     used: dict[str, bool] = {}
     differing = []
@@ -46,11 +47,12 @@ def answers(path: Path, graph: GradientGraph) -> tuple[dict[str, bool], tuple[Di
     nested = any(call.inside is not None for call in recording.backwards)
     stopping = any(not live and not op_of(p).opaque for _, p, live in _function_edges(graph))
     named = [call.leaves for call in recording.backwards if call.inside is None]
-    ids = {name: id(p) for name, p in path.built.model.named_parameters()}
+    ids = {name: id(p) for name, p in path.built.parameters.items()}
+    revived: set[Node] = set()
     received = path.received
     if received is not None and any(n in graph.reached and name not in received for name, n in recording.parameters.items()):
         graph = refined(graph, recording)
-    for name, parameter in path.built.model.named_parameters():
+    for name, parameter in path.built.parameters.items():
         if not parameter.requires_grad:
             continue
         node = recording.parameters.get(name)
@@ -68,9 +70,23 @@ def answers(path: Path, graph: GradientGraph) -> tuple[dict[str, bool], tuple[Di
             continue
         if by_autograd and by_graph and not truth:
             continue
+        if by_autograd and truth and not by_graph and stopping and node in (revived := revived or _revived(graph)):
+            continue
         if by_graph != truth or (by_autograd != truth and not autograd_explained):
             differing.append(Disagreement(name, by_graph, by_autograd, by_backward))
     return used, tuple(differing), graph
+
+
+def _revived(graph: GradientGraph) -> set[Node]:
+    """What custom Functions give a gradient to, whether or not one reaches them."""
+    found = {node for node in graph.graph if op_of(node).custom}
+    stack = list(found)
+    while stack:
+        for producer, data in graph.graph.adj[stack.pop()].items():
+            if data["live"] and producer not in found:
+                found.add(producer)
+                stack.append(producer)
+    return found
 
 
 def _function_edges(graph: GradientGraph) -> Iterable[tuple[Node, Node, bool]]:
@@ -210,16 +226,13 @@ def _created(built: Built, model: nn.Module, name: str) -> Site | None:
 def describe(built: Built) -> tuple[Parameter, ...]:
     """Every parameter of the model, its usage not yet known."""
     model = built.model
-    owners: dict[int, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        owners.setdefault(id(parameter), []).append(name)
     found = []
-    for name, parameter in model.named_parameters():
+    for name, parameter in built.parameters.items():
         owner = name.rpartition(".")[0]
         found.append(
             Parameter(
                 name=name,
-                aliases=tuple(n for n in owners[id(parameter)] if n != name),
+                aliases=built.aliases[name],
                 module=owner,
                 module_type=type(model.get_submodule(owner)).__name__,
                 shape=tuple(parameter.shape),
@@ -244,7 +257,7 @@ def settle(
     ``rank_site``: where the target asks which rank it is on, if it does.
     """
     built = witness("")[0].built
-    traced = {name for name, p in built.model.named_parameters() if p.requires_grad}
+    traced = {name for name, p in built.parameters.items() if p.requires_grad}
     decisions = decide(outcomes, traced)
     settled = []
     for parameter in parameters:

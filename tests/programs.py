@@ -319,7 +319,7 @@ WRITES = {
     "set_number": "{d} = {d}.clone()\n{d}[:, 1] = 0.5",
     "zero_": "{d} = {d}.clone()\n{d}.zero_()",
     "fill": "{d} = torch.zeros_like({d})\n{d}[:, 0] = {s}[:, 0]",
-    "copy_": "{d} = torch.empty_like({d})\n{d}.copy_({s})",
+    "copy_": "h = torch.empty_like({s})\nh.copy_({s})\n{d} = h",
     "through_view": "{d} = {d}.clone()\nv = {d}[:, 1:]\nv.mul_({s}[:, 1:])",
     "through_views": "{d} = {d}.clone()\nv = {d}.view(-1)[2:]\nv.add_({s}.reshape(-1)[2:])",
     "view_taken_first": "h = {d} * 1\nv = h[:, :2]\nh.add_({s})\n{d} = torch.cat([v, v], 1)",

@@ -190,11 +190,12 @@ class Oracle:
                 self.chooser.forced = forced
                 _seed(seed)
                 model = module.build()
+                parameters = dict(model.named_parameters())  # as DDP would find them: a step may change the names
                 for step in range(STEPS):
                     self.chooser.asked.clear()
                     if step == 0:
                         _seed(seed)
-                    said = self._step(module, model, make, factor)
+                    said = self._step(module, model, parameters, make, factor)
                     into = [every, base] if step == 0 and (number == 0 or isinstance(said, str)) else [every]
                     for runs in into:
                         if isinstance(said, str):
@@ -208,9 +209,10 @@ class Oracle:
         return every, base
 
     @staticmethod
-    def _step(module: ModuleType, model: Any, make: Any, factor: float) -> list[str] | str:
+    def _step(module: ModuleType, model: Any, parameters: dict[str, Any], make: Any, factor: float) -> list[str] | str:
         """The parameters without a gradient after one step, or what it raised."""
-        model.zero_grad(set_to_none=True)
+        for p in parameters.values():
+            p.grad = None
         try:
             if make is None:
                 loss = module.step(model)
@@ -220,7 +222,7 @@ class Oracle:
             loss.backward()
         except Exception as error:  # whatever a random program raises is its result
             return f"{type(error).__name__}: {error}"
-        return [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None]
+        return [name for name, p in parameters.items() if p.requires_grad and p.grad is None]
 
 
 def _constant(answers: Mapping[int, int], rng: random.Random) -> Callable[[int, int], Any]:

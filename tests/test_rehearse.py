@@ -29,7 +29,8 @@ from ddplint.target import Inputs, Target, load
 from ddplint.trace.devices import TraceDevice
 from ddplint.trace.environment import without_gpu
 from ddplint.trace.shapes import Shapes
-from ddplint.trace.values import Fork, Plan
+from ddplint.trace.values import Plan
+from tests.kinds.lines import fork_of
 
 CASES = Path(__file__).parent / "cases"
 TRUTH = json.loads((CASES / "truth.json").read_text())
@@ -265,8 +266,7 @@ class Gated(Layers):
 
 @both_devices
 def test_forced_answers_are_replayed(device: TraceDevice) -> None:
-    code = Gated.forward.__code__
-    fork = Fork("bool", code.co_filename, code.co_firstlineno + 2, code.co_qualname)
+    fork = fork_of(Gated.forward, "hidden.sum() > 0", "bool")
     paths = [Plan(answers=((fork, answer),)) for answer in (False, True)]
     assert outcomes(rehearse(target(Gated), paths, device, ranks_differ=False)) == (
         "reduction_error",
@@ -289,8 +289,7 @@ def test_a_read_inside_a_composite_function_is_forced() -> None:
             joined = torch.tensordot(x, torch.eye(4), dims=torch.tensor(1))
             return self.a(joined) if joined.dim() == 2 else self.b(joined)
 
-    code = Model.forward.__code__
-    fork = Fork("int", code.co_filename, code.co_firstlineno + 1, code.co_qualname)
+    fork = fork_of(Model.forward, "torch.tensordot(x, torch.eye(4), dims=torch.tensor(1))", "int")
     paths = [Plan(), Plan(answers=((fork, 0),))]
     assert outcomes(rehearse(target(Model), paths[:1], "cpu", ranks_differ=False)) == ("reduction_error", "ok", "ok")
     assert rehearse(target(Model), paths, "cpu", ranks_differ=False).outcomes[STATIC] == "reduction_error"

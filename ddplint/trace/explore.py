@@ -16,7 +16,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from types import GeneratorType, ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -26,7 +26,7 @@ from ddplint.target import Target
 from ddplint.trace.devices import TraceDevice
 from ddplint.trace.draws import FEW
 from ddplint.trace.recorder import DRAWING
-from ddplint.trace.run import Built, Path, drawn_since, trace, walk
+from ddplint.trace.run import Built, Path, trace, walk
 from ddplint.trace.values import Answer, Answers, Asked, Fork, NoValue, Plan
 
 SEEDS = 3  # further seeds, where something is drawn
@@ -34,6 +34,7 @@ INTEGERS = 32  # the largest integer that is tried at a fork
 DEFAULT_PATHS = 256
 ATTEMPTS = 2  # paths on which a fork is tried, while all its answers end in errors
 TOGETHER = 24  # paths at most on which several forks are answered together
+BASES = 4  # inputs and steps that take part in these
 CHOICES = 4  # answers of each fork that take part in these
 THREES = 12  # forks, up to which any three of them are
 CANDIDATES = 32  # selections of which the best is taken
@@ -68,6 +69,7 @@ class Exploration:
 
 
 Choice = tuple[Fork, Answer]
+T = TypeVar("T")
 Judge = Callable[[Path], frozenset[str]]
 
 
@@ -84,6 +86,8 @@ class State:
         tensors = {id(t): t for t in (*model.parameters(), *model.buffers())}
         for module in model.modules():
             self._keep(module, tensors)
+        norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._NormBase)]
+        self._statistics = {id(buffer) for norm in norms for buffer in norm.buffers(recurse=False)}
         self._pictures = self._seen()
         self._tensors = [(t, t.detach().clone(), t._version) for t in tensors.values()]
         known = ((t, built.twins.of(t)) for t in tensors.values())
@@ -120,6 +124,11 @@ class State:
     def changed(self) -> bool:
         """Whether a step left anything different."""
         return any(t._version != version for t, _, version in self._tensors) or self._seen() != self._pictures
+
+    def remembers(self) -> bool:
+        """Whether a step left anything different but the running statistics of normalisation layers."""
+        written = [t for t, _, version in self._tensors if t._version != version and id(t) not in self._statistics]
+        return bool(written) or self._seen() != self._pictures
 
     def restore(self) -> None:
         """Put everything back."""
@@ -215,6 +224,7 @@ class Explorer:
         self.runs = 0
         self._done: dict[object, Outcome | None] = {}
         self._unwatched = False  # something drew by names that were bound before draws were watched: no fork, but seeds
+        self._remembers = False  # a step leaves more behind than BatchNorm does
         self._known: dict[Fork, Asked] = {}  # every fork that was discovered, as it was first asked
         self._possible: dict[Fork, dict[Answer, None]] = {}  # the answers that led to an end, in order
         self._asked: dict[Fork, Asked] = {}  # of the run in progress
@@ -231,7 +241,7 @@ class Explorer:
         spell = not self.runs and not self.rank
         path = trace(self.target, self.built, self.device, plan, answers, reseed=step + plan.after == 0, spell=spell)
         self.runs += 1
-        for parameter in self.built.model.parameters():
+        for parameter in self.built.parameters.values():
             parameter.grad = None
         used = self.judge(path)
         return path, Outcome(
@@ -252,15 +262,15 @@ class Explorer:
 
     def first(self) -> Exploration:
         """The target as it is. Raises what the run raises."""
-        plan = Plan(rank=self.rank)
-        path, outcome = self.run(plan)
+        path, outcome = self.run(Plan(rank=self.rank))
         watched = any(fork.domain in ("draw", "choice") for fork in outcome.asked)
-        self._unwatched = drawn_since(plan.seed) and not watched
+        self._unwatched = path.drew and not watched
         return Exploration(path, [outcome])
 
     def all(self, found: Exploration, *, steps: int) -> Exploration:
         """``found`` (from ``first``) completed by every other path, in an order that never varies."""
         base = found.outcomes[0]
+        self._remembers = self.state.remembers()
         if self.state.changed():
             self._observe(found, base.plan, range(1, steps))
         if self.target.step is None:
@@ -363,17 +373,26 @@ class Explorer:
         drain()
 
     def _together(self, found: Exploration, discover: Callable[[Outcome], None]) -> None:
-        """Forks answered together, so that any few of them have met with any of their answers (``covering``)."""
-        options = [[(fork, answer) for answer in [*tried][:CHOICES]] for fork, tried in self._possible.items()]
-        options = [choices for choices in options if len(choices) > 1]
+        """Forks answered together, with each of the inputs and steps, so that any few of these have met (``covering``)."""
+        options: list[list[Outcome | Choice]] = [
+            [(fork, answer) for answer in [*tried][:CHOICES]] for fork, tried in self._possible.items()
+        ]
+        bases: list[Outcome | Choice] = [o for o in found.outcomes if o.observed and (o.plan.seed == 0) and self._is_base(o)]
+        options = [choices for choices in (bases[:BASES], *options) if len(choices) > 1] if options else []
         for combination in covering(options):
-            joint = found.outcomes[0]
-            for fork, answer in combination:
-                if fork not in dict(joint.plan.answers):  # else it reads the same as one before
-                    joint = replace(joint, plan=self._forced(joint, fork, answer))
-            tried = self._try(found, replace(joint.plan, after=0))
+            joint = next((chosen for chosen in combination if isinstance(chosen, Outcome)), found.outcomes[0])
+            for chosen in combination:
+                if not isinstance(chosen, Outcome) and chosen[0] not in dict(
+                    joint.plan.answers
+                ):  # else it is a value read before
+                    joint = replace(joint, plan=self._forced(joint, *chosen), step=0)
+            tried = self._try(found, joint.plan)
             if tried is not None:
                 discover(tried)
+
+    def _is_base(self, outcome: Outcome) -> bool:
+        """Whether forks may come to something else from ``outcome``: its inputs are others, or its step starts anew."""
+        return outcome.step == 0 or self._remembers
 
     def _answered(self, found: Exploration, fork: Fork, parent: Outcome, discover: Callable[[Outcome], None]) -> None:
         """Try each answer at ``fork``, all else as on ``parent``.
@@ -441,7 +460,7 @@ def _wasted(outcomes: Sequence[Outcome], asked_of: set[str]) -> Outcome | None:
     return wasted if wasted.touched - used else None
 
 
-def covering(options: Sequence[Sequence[Choice]]) -> list[tuple[Choice, ...]]:
+def covering(options: Sequence[Sequence[T]]) -> list[tuple[T, ...]]:
     """Few selections, one choice of each of ``options`` in each, in which any three choices (where the options are many,
     any two) have met; all selections where these are at most ``TOGETHER``, and never more than ``TOGETHER``.
 
@@ -453,19 +472,20 @@ def covering(options: Sequence[Sequence[Choice]]) -> list[tuple[Choice, ...]]:
     if math.prod(len(choices) for choices in options) <= TOGETHER:
         return list(itertools.product(*options))
     size = 3 if 2 < len(options) <= THREES else 2
-    missing = {meeting for some in itertools.combinations(range(len(options)), size) for meeting in _meetings(options, some)}
+    numbers = [range(len(choices)) for choices in options]
+    missing = {meeting for some in itertools.combinations(range(len(options)), size) for meeting in _meetings(numbers, some)}
     draw = random.Random(0)
-    found: list[tuple[Choice, ...]] = []
+    found: list[tuple[T, ...]] = []
     while missing and len(found) < TOGETHER:
-        candidates = [tuple(draw.choice(choices) for choices in options) for _ in range(CANDIDATES)]
+        candidates = [tuple(draw.choice(choices) for choices in numbers) for _ in range(CANDIDATES)]
         met = [missing & set(itertools.combinations(enumerate(selection), size)) for selection in candidates]
         best = max(range(CANDIDATES), key=lambda number: len(met[number]))
         if met[best]:
-            found.append(candidates[best])
+            found.append(tuple(choices[number] for choices, number in zip(options, candidates[best], strict=True)))
             missing -= met[best]
     return found
 
 
-def _meetings(options: Sequence[Sequence[Choice]], some: tuple[int, ...]) -> Iterator[tuple[tuple[int, Choice], ...]]:
-    for choices in itertools.product(*(options[index] for index in some)):
+def _meetings(numbers: Sequence[range], some: tuple[int, ...]) -> Iterator[tuple[tuple[int, int], ...]]:
+    for choices in itertools.product(*(numbers[index] for index in some)):
         yield tuple(zip(some, choices, strict=True))

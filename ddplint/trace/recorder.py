@@ -295,10 +295,17 @@ class Recorder(AnsweringMode):
     """Records one run. Use ``with recorder.recording(): ...``, then ``finish(loss, outputs)``."""
 
     def __init__(
-        self, model: nn.Module, device: TraceDevice, answers: Answers, *, twins: Twins | None = None, spell: bool = True
+        self,
+        model: nn.Module,
+        device: TraceDevice,
+        answers: Answers,
+        *,
+        twins: Twins | None = None,
+        spell: bool = True,
+        names: dict[int, str] | None = None,
     ) -> None:
         """``spell``: write the fx graph. Without it the nodes stand for themselves, for paths of which only the answer
-        is wanted.
+        is wanted. ``names``: the parameters' by ``id``, where they are not those that ``model`` has now.
         """
         super().__init__(device, answers, twins)
         self.spell = spell
@@ -312,8 +319,8 @@ class Recorder(AnsweringMode):
         self.backwards: list[BackwardCall] = []
         self.called: set[str] = set()
         self.outputs: list[Any] = []
-        self._registered = {id(p): n for n, p in (*model.named_buffers(), *model.named_parameters())}
-        self._parameter_ids = {id(p): n for n, p in model.named_parameters()}
+        self._parameter_ids = {id(p): n for n, p in model.named_parameters()} if names is None else names
+        self._registered = {**{id(b): n for n, b in model.named_buffers()}, **self._parameter_ids}
         self._module_names = {id(m): n for n, m in model.named_modules()}
         self._values: dict[int, torch.fx.Node] = {}  # the node whose value a tensor object is
         self._states: dict[int, torch.fx.Node] = {}  # the node that last wrote it

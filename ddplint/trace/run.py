@@ -30,12 +30,22 @@ from ddplint.trace.values import AnsweringMode, Answers, NoValue, Plan, answerin
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A model fresh from its factory. ``sites``: (id of the owner, attribute) -> where a child was put into it."""
+    """A model fresh from its factory. ``sites``: (id of the owner, attribute) -> where a child was put into it.
+
+    ``parameters`` are those the model held then, by first name: a step may leave it with others, or under other names
+    (``torch.func.functional_call`` on shared weights does).
+    """
 
     model: nn.Module
     twins: Twins  # the values of its small buffers, on meta
     trainable: frozenset[str]  # first qualified names of what required grad when the factory returned
     sites: dict[tuple[int, str], Site]
+    parameters: dict[str, nn.Parameter]
+    aliases: dict[str, tuple[str, ...]]  # first name -> the parameter's further names
+
+    def names(self) -> dict[int, str]:
+        """The parameters' first names by ``id``."""
+        return {id(parameter): name for name, parameter in self.parameters.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +54,7 @@ class Path:
 
     ``walked``: first names of the parameters that autograd's graph of the loss holds; ``from_outputs``: of those that DDP's
     walk from forward's return value finds; ``received``: of those that a real backward gave a gradient, None if it could
-    not run.
+    not run. ``drew``: Python's or numpy's global generator moved.
     """
 
     built: Built
@@ -55,6 +65,7 @@ class Path:
     received: frozenset[str] | None
     no_backward: str
     notice: str
+    drew: bool
     seconds: float
 
 
@@ -70,14 +81,8 @@ def seed_everything(seed: int) -> None:
         numpy.random.seed(seed)
 
 
-def drawn_since(seed: int) -> bool:
-    """Whether Python's or numpy's global generator has moved since ``seed_everything(seed)``, which is done anew."""
-    before = _generators()
-    seed_everything(seed)
-    return before != _generators()
-
-
 def _generators() -> tuple[object, ...]:
+    """The state of Python's and (where it is imported) numpy's global generator."""
     numpy = sys.modules.get("numpy")
     if numpy is None:
         return (random.getstate(),)
@@ -140,7 +145,12 @@ def build(target: Target, device: TraceDevice, documented: Sequence[str], seed: 
             parameter.requires_grad_(True)
     for parameter in model.parameters():
         parameter.grad = None
-    return Built(model, twins, trainable, sites)
+    parameters = dict(model.named_parameters())
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    aliases = {name: tuple(n for n in names[id(p)] if n != name) for name, p in parameters.items()}
+    return Built(model, twins, trainable, sites, parameters, aliases)
 
 
 def _build_and_move(target: Target, seed: int) -> nn.Module:
@@ -228,7 +238,7 @@ def trace(
     start = time.perf_counter()
     model = built.model
     twins = Twins(built.twins)
-    recorder = Recorder(model, device, answers, twins=twins, spell=spell)
+    recorder = Recorder(model, device, answers, twins=twins, spell=spell, names=built.names())
     received: set[str] = set()
 
     def receives(name: str) -> Callable[[torch.Tensor | None], None]:
@@ -242,7 +252,7 @@ def trace(
     # Before the gradient is accumulated, so that an optimizer step in a hook of the target's can't take it away first.
     handles = [
         p.register_hook(receives(name))  # type: ignore[no-untyped-call]
-        for name, p in model.named_parameters()
+        for name, p in built.parameters.items()
         if p.requires_grad
     ]
     no_backward = ""
@@ -250,6 +260,7 @@ def trace(
         seed_everything(plan.seed)
     try:
         inputs = on_device(target.inputs[plan.inputs](), device, twins) if target.step is None else None
+        before = _generators()
         with _no_collection(), _remembering(device), answering(answers), recorder.recording():
             loss, notice = _loss(target, model, recorder, inputs)
             if not recorder.backwards or (loss.grad_fn is not None and loss.grad_fn not in _roots(recorder)):
@@ -267,12 +278,13 @@ def trace(
                     if device == "cpu":
                         raise blame("backward", error) from error
                     no_backward = str(error).split("\n", 1)[0]
+        drew = before != _generators()
     finally:
         for handle in handles:
             handle.remove()
     found = [t for output in recorder.outputs for t in _find_tensors(output)]  # type: ignore[no-untyped-call]
     recording = recorder.finish(loss, found)
-    names = {id(p): name for name, p in model.named_parameters()}
+    names = built.names()
     functions = [f for call in recording.backwards if call.inside is None for f in call.functions]
     leaves = {id(t) for t in (loss, *found) if t.is_leaf}
     walked = _walk(functions, names) | {names[i] for i in leaves & set(names) if i == id(loss)}
@@ -286,6 +298,7 @@ def trace(
         received=None if no_backward else frozenset(received),
         no_backward=no_backward,
         notice=notice,
+        drew=drew,
         seconds=time.perf_counter() - start,
     )
 
@@ -359,7 +372,7 @@ def walk(
     mode = AnsweringMode(device, answers, twins)
     with _no_collection(), _remembering(device), answering(answers), composites_open(), mode:
         loss, _ = _loss(target, model, None, inputs)
-    names = {id(p): name for name, p in model.named_parameters()}
+    names = built.names()
     return frozenset(_walk([loss.grad_fn], names)) | ({names[id(loss)]} if id(loss) in names else frozenset())
 
 

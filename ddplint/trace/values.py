@@ -199,10 +199,9 @@ class AnsweringMode(DeviceMode):
             return func(*args, **kwargs)
         domain = _domain(name, tensor)
         fork, answer = self.answers.at(domain, site)
-        if fork is not None and len(known := self.answers.asked[fork].expressions) < RELEASE_AFTER:
-            known.append(self.expression(tensor))
-            if domain == "int":
-                self.answers.asked[fork].among = self.drawn_from(tensor)
+        self._note_expression(fork, tensor)
+        if fork is not None and domain == "int":
+            self.answers.asked[fork].among = self.drawn_from(tensor)
         if fork is not None and name in ("tolist", "numpy", "__array__") and tensor.numel() > 1:
             asked = self.answers.asked[fork]
             asked.listed, asked.free = True, asked.free and self.is_free(tensor)
@@ -216,6 +215,10 @@ class AnsweringMode(DeviceMode):
         value = self._on_twins(func, args, kwargs) if twin is not None else func(*args, **kwargs)
         self.answers.note(fork, value)
         return value
+
+    def _note_expression(self, fork: Fork | None, tensor: torch.Tensor) -> None:
+        if fork is not None and len(known := self.answers.asked[fork].expressions) < RELEASE_AFTER:
+            known.append(self.expression(tensor))
 
     def expression(self, tensor: torch.Tensor) -> tuple[int, bool]:
         """A hash of what ``tensor`` was computed by, the same for the same computation, and whether that is negated."""
@@ -246,6 +249,7 @@ class AnsweringMode(DeviceMode):
 
     def _forced_mask(self, mask: torch.Tensor, site: Site | None) -> torch.Tensor:
         fork, answer = self.answers.at("mask", site)
+        self._note_expression(fork, mask)
         if answer is None and self.twins.of(mask) is None:
             answer = self.answers.unknown("mask", fork)
         return mask if answer is None else self._all_of(mask, bool(answer))

@@ -877,10 +877,18 @@ class Remembers(Base):
 def test_every_path_starts_from_the_state_of_the_first() -> None:
     Remembers.found.clear()
     found = explored(Remembers, steps=3)
-    first_steps = [state for state, o in zip(Remembers.found, found.found.outcomes, strict=True) if o.step == 0]
-    assert len(first_steps) >= 3
-    assert set(first_steps) == {Remembers.found[0]}
-    later = [state[0] for state, o in zip(Remembers.found, found.found.outcomes, strict=True) if not o.plan.answers]
+    states = iter(Remembers.found)
+    begun, later = [], []
+    for outcome in found.found.outcomes:
+        before = outcome.plan.after if outcome.step == 0 else 0  # steps that run before it, and are no paths
+        run = [next(states) for _ in range(before + 1)]
+        if outcome.step == 0:
+            begun.append(run[0])
+        if outcome.observed:
+            later.append(run[-1][0])
+    assert next(states, None) is None
+    assert len(begun) >= 3
+    assert set(begun) == {Remembers.found[0]}
     assert later[:3] == [0, 1, 2]
 
 
