@@ -333,11 +333,22 @@ def decide(outcomes: Sequence[Outcome], names: Iterable[str]) -> dict[str, Decis
         if asked is None:  # forced, and never asked there
             continue
         for name in flipped:
-            without = [dict(o.plan.answers)[fork] for o in group if name not in o.used and fork in dict(o.plan.answers)]
+            answers = [_answer_on(o, fork) for o in group if name not in o.used]
+            without = [answer for answer in answers if answer is not None]
             worth = (not without, len(flipped))
             if name not in best or worth < best[name][0]:
                 best[name] = worth, _decision(fork, asked.site, without)
     return {name: best[name][1] if name in best else _by_difference(outcomes, name) for name in wanted}
+
+
+def _answer_on(outcome: Outcome, fork: Fork) -> Answer | None:
+    """What ``fork`` got on ``outcome``: by force, or the one value that it gave of itself; None if that is not one."""
+    forced = dict(outcome.plan.answers).get(fork)
+    if forced is not None or fork not in outcome.asked:
+        return forced
+    asked = outcome.asked[fork]
+    alike = len(asked.values) == asked.count and len(set(asked.values)) == 1 and fork.domain in ("bool", "int")
+    return asked.values[0] if alike else None
 
 
 def _decision(fork: Fork, site: Site, without: Sequence[Answer]) -> Decision:
@@ -352,13 +363,22 @@ def _answer_text(fork: Fork, answer: Answer) -> str:
         return f"the draw is {answer}"
     if fork.domain == "choice":
         return f"the draw is number {answer}"
-    if answer in ("even", "odd"):
-        return {"bool": "false", "mask": "the mask is all false"}.get(fork.domain, "its element is 0")
+    if isinstance(answer, str) and fork.domain not in ("draw", "choice"):
+        read = {"bool": "false", "mask": "the mask is all false"}.get(fork.domain, "its element is 0")
+        return read if answer in ("even", "odd") else _turn_text(fork, answer)
     if fork.domain == "mask":
         return "the mask is all true" if answer else "the mask is all false"
     if fork.domain == "bool":
         return "true" if answer else "false"
     return f"the value is {answer:g}" if isinstance(answer, (int, float)) else f"the value is {answer}"
+
+
+def _turn_text(fork: Fork, answer: str) -> str:
+    """A varying answer (``values.in_turn``) in words."""
+    if answer in ("rising", "falling"):
+        return f"the values are {answer}"
+    number = 1 + int(answer.removeprefix("at "))
+    return f"only the {number}. answer is true" if fork.domain in ("bool", "mask") else f"the {number}. value is the largest"
 
 
 def _by_difference(outcomes: Sequence[Outcome], name: str) -> Decision:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
+import itertools
 import multiprocessing
 import os
 import sys
@@ -161,18 +162,24 @@ def main() -> int:
     total = Tally()
     jobs = _chunks(options.count, options.seed, Limits(forks=not options.straight), not options.no_shrink)
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(options.jobs, context, max_tasks_per_child=10) as pool:
-        for tally in pool.map(chunk, jobs):  # a worker that dies is a BrokenProcessPool here, no silence
-            for kind, what, text in tally.sources:
-                number = total.mismatches[kind] + len(list(options.save.glob(f"{kind}-*.py")))
-                file = options.save / f"{kind}-{options.seed}-{number}.py"
-                file.write_text(f'"""{kind}: {what}"""\n{text}', encoding="utf-8")
-            total.add(tally)
-            seconds = time.perf_counter() - start
-            say(f"{total.programs} programs, {dict(total.mismatches) or 'no mismatch'}, {seconds:.0f} s")
+    # A pool for so many chunks each: ``max_tasks_per_child`` of one pool stops for ever on Python 3.11.7.
+    while several := list(itertools.islice(jobs, 10 * options.jobs)):
+        with ProcessPoolExecutor(options.jobs, context) as pool:
+            for tally in pool.map(chunk, several):  # a worker that dies is a BrokenProcessPool here, no silence
+                _keep(tally, total, options.seed, options.save)
+                seconds = time.perf_counter() - start
+                say(f"{total.programs} programs, {dict(total.mismatches) or 'no mismatch'}, {seconds:.0f} s")
     say(f"ddplint's own time: {1000 * total.seconds / max(total.programs, 1):.0f} ms a program")
     say(f"answered on or refused: {dict(total.outcomes)}; beyond the answer by forced runs: {dict(total.notes)}")
     return 1 if total.mismatches else 0
+
+
+def _keep(tally: Tally, total: Tally, seed: int, folder: Path) -> None:
+    """Add ``tally`` to ``total``, its mismatches' sources to ``folder``."""
+    for kind, what, text in tally.sources:
+        number = len(list(folder.glob(f"{kind}-{seed}-*.py")))
+        (folder / f"{kind}-{seed}-{number}.py").write_text(f'"""{kind}: {what}"""\n{text}', encoding="utf-8")
+    total.add(tally)
 
 
 def say(line: str) -> None:

@@ -8,6 +8,7 @@ in progress they draw as always. scipy draws through ``numpy.random.mtrand._rand
 
 from __future__ import annotations
 
+import copy
 import functools
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +16,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from ddplint.trace.patching import patched
-from ddplint.trace.values import Answer, ask_draw
+from ddplint.trace.values import Answer, Answers, Fork, ask_draw
 
 _ALMOST_ONE = 1.0 - 2.0**-53
 FEW = 8  # a choice among so many is tried one by one
@@ -58,16 +59,41 @@ def _chosen(answer: Answer, n: int) -> int:
 
 
 def _among(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Any]:
-    """What a single draw of ``numpy.random``'s method ``name`` is made among, if that is few things; else nothing."""
-    if kwargs or not args or len(args) > 2:  # a size, weights, an end that counts: drawn at the ends
-        return ()
-    if name in ("randint", "integers") and all(isinstance(a, int) for a in args):
+    """What a draw of ``numpy.random``'s method ``name`` is made among, if that is few things; else nothing."""
+    if name in ("randint", "integers"):
+        if kwargs or len(args) not in (1, 2) or not all(isinstance(a, int) for a in args):  # a size, an end that counts
+            return ()
         low, high = (0, args[0]) if len(args) == 1 else args
         return range(low, high) if 0 < high - low <= FEW else ()
-    if name == "choice" and len(args) == 1:
-        things: Any = range(args[0]) if isinstance(args[0], int) else args[0]
-        return things if isinstance(things, (range, list, tuple)) and 0 < len(things) <= FEW else ()
+    if name in ("choice", "permutation", "shuffle"):
+        given = args[0] if args else kwargs.get("a", kwargs.get("x"))
+        things: Any = range(given) if isinstance(given, int) and name != "shuffle" else given
+        if not hasattr(things, "__len__") or not 0 < len(things) <= FEW or kwargs.get("axis") or len(args) > 4:
+            return ()
+        weights = _argument("p", 3, args, kwargs) if name == "choice" else None
+        return things if weights is None else [thing for thing, p in zip(things, weights, strict=False) if p > 0]
     return ()
+
+
+def _argument(name: str, position: int, args: tuple[Any, ...], kwargs: dict[str, Any], default: Any = None) -> Any:
+    return args[position] if len(args) > position else kwargs.get(name, default)
+
+
+def _taken(name: str, among: Sequence[Any], number: int, drawn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A draw of ``name`` that begins with the ``number``-th of ``among``; ``drawn`` is one as it came."""
+    import numpy as np
+
+    if name == "shuffle":  # in place
+        order = [*among]
+        args[0][:] = [*order[number:], *order[:number]]
+        return None
+    if name in ("randint", "integers") or (name == "choice" and not np.shape(drawn)):
+        one = among[number]
+        return type(drawn)(one) if isinstance(drawn, (int, float)) or hasattr(drawn, "dtype") else one
+    rotated = np.roll(np.asarray(among, dtype=np.asarray(drawn).dtype), -number, axis=0)
+    if name == "choice" and _argument("replace", 2, args, kwargs, True):
+        return np.broadcast_to(rotated[0], np.shape(drawn)).copy()
+    return rotated[: len(drawn)] if np.ndim(drawn) == np.ndim(rotated) else drawn
 
 
 def _ends(name: str, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], answer: Answer) -> Any:
@@ -97,15 +123,41 @@ def _ends(name: str, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: d
     return np.broadcast_to(np.asarray(end, dtype=np.asarray(drawn).dtype), np.shape(drawn)).copy()
 
 
+_drawing_now: list[None] = []
+
+
+@contextmanager
+def _within_a_draw() -> Iterator[None]:
+    _drawing_now.append(None)
+    try:
+        yield
+    finally:
+        _drawing_now.pop()
+
+
 def _numpy_method(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(plain)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
+        if _drawing_now:  # numpy draws a choice by other draws of its own
+            return plain(*args, **kwargs)
         among = _among(name, args, kwargs)
-        answers, fork, answer = ask_draw("choice", len(among)) if among else ask_draw("draw")
-        if answer is not None and among:
+        few = len(among) > 0
+        answers, fork, answer = ask_draw("choice", len(among)) if few else ask_draw("draw")
+        with _within_a_draw():
+            return drawn(among if few else None, answers, fork, answer, args, kwargs)
+
+    def drawn(
+        among: Sequence[Any] | None,
+        answers: Answers | None,
+        fork: Fork | None,
+        answer: Answer | None,
+        args: Any,
+        kwargs: Any,
+    ) -> Any:
+        if answer is not None and among is not None:
+            things = list(copy.copy(among))  # before a shuffle
             drawn = plain(*args, **kwargs)  # the generator goes on as it would
-            taken = among[_chosen(answer, len(among))]
-            return type(drawn)(taken) if isinstance(drawn, (int, float)) or hasattr(drawn, "dtype") else taken
+            return _taken(name, things, _chosen(answer, len(things)), drawn, args, kwargs)
         if answer is not None:
             return _ends(name, plain, args, kwargs, answer)
         value = plain(*args, **kwargs)

@@ -8,36 +8,25 @@ counted, and left out of the verdict.
 
 from __future__ import annotations
 
-import copy
-import itertools
-import math
-import random
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from types import GeneratorType, ModuleType
-from typing import Any, TypeVar
-
-import torch
-from torch import nn
 
 from ddplint.errors import DdplintError
 from ddplint.target import Target
+from ddplint.trace.choices import answers_at, answers_in_turn, covering
 from ddplint.trace.devices import TraceDevice
-from ddplint.trace.draws import FEW
 from ddplint.trace.recorder import DRAWING
 from ddplint.trace.run import Built, Path, trace, walk
+from ddplint.trace.state import State
 from ddplint.trace.values import Answer, Answers, Asked, Fork, NoValue, Plan
 
 SEEDS = 3  # further seeds, where something is drawn
 INTEGERS = 32  # the largest integer that is tried at a fork
 DEFAULT_PATHS = 256
 ATTEMPTS = 2  # paths on which a fork is tried, while all its answers end in errors
-TOGETHER = 24  # paths at most on which several forks are answered together
-BASES = 4  # inputs and steps that take part in these
-CHOICES = 4  # answers of each fork that take part in these
-THREES = 12  # forks, up to which any three of them are
-CANDIDATES = 32  # selections of which the best is taken
+BASES = 4  # inputs and steps that forks are answered together with
+CHOICES = 4  # answers of each fork that take part in this
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,139 +58,7 @@ class Exploration:
 
 
 Choice = tuple[Fork, Answer]
-T = TypeVar("T")
 Judge = Callable[[Path], frozenset[str]]
-
-
-class State:
-    """A model's own state, to start each path from the same place.
-
-    Buffers and parameters, plain attributes, and what these hold: containers, arrays, tensors and ordinary objects. A
-    generator can't be put back; a model that has one counts as changed after every step.
-    """
-
-    def __init__(self, built: Built) -> None:
-        model = built.model
-        self._owners: dict[int, tuple[Any, dict[str, Any]]] = {}  # modules and objects, with copies of their attributes
-        tensors = {id(t): t for t in (*model.parameters(), *model.buffers())}
-        for module in model.modules():
-            self._keep(module, tensors)
-        norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._NormBase)]
-        self._statistics = {id(buffer) for norm in norms for buffer in norm.buffers(recurse=False)}
-        self._pictures = self._seen()
-        self._tensors = [(t, t.detach().clone(), t._version) for t in tensors.values()]
-        known = ((t, built.twins.of(t)) for t in tensors.values())
-        self._twins = [(twin, twin.clone()) for t, twin in known if twin is not None and t.is_meta]
-
-    def _keep(self, owner: Any, tensors: dict[int, torch.Tensor]) -> None:
-        if id(owner) in self._owners:
-            return
-        self._owners[id(owner)] = owner, {}
-        self._owners[id(owner)] = owner, {key: self._copied(value, tensors) for key, value in vars(owner).items()}
-
-    def _copied(self, value: Any, tensors: dict[int, torch.Tensor]) -> Any:
-        """``value`` with its containers copied; tensors and objects inside are noted, and stay themselves."""
-        if isinstance(value, torch.Tensor):
-            tensors.setdefault(id(value), value)
-        elif type(value) in (list, tuple, set):
-            return type(value)(self._copied(item, tensors) for item in value)
-        elif isinstance(value, deque):
-            return deque((self._copied(item, tensors) for item in value), value.maxlen)
-        elif isinstance(value, dict):
-            copied = copy.copy(value)
-            copied.update((key, self._copied(item, tensors)) for key, item in value.items())
-            return copied
-        elif _is_array(value) or (hasattr(value, "__next__") and not isinstance(value, GeneratorType)):
-            return copy.copy(value)
-        elif _is_object(value):
-            self._keep(value, tensors)
-        return value
-
-    def _seen(self) -> list[Any]:
-        memo: dict[int, Any] = {}
-        return [_picture(vars(owner), memo) for owner, _ in self._owners.values()]
-
-    def changed(self) -> bool:
-        """Whether a step left anything different."""
-        return any(t._version != version for t, _, version in self._tensors) or self._seen() != self._pictures
-
-    def remembers(self) -> bool:
-        """Whether a step left anything different but the running statistics of normalisation layers."""
-        written = [t for t, _, version in self._tensors if t._version != version and id(t) not in self._statistics]
-        return bool(written) or self._seen() != self._pictures
-
-    def restore(self) -> None:
-        """Put everything back."""
-        for owner, before in self._owners.values():
-            now = vars(owner)
-            for key in [k for k in now if k not in before]:
-                del now[key]
-            for key, value in before.items():
-                memo: dict[int, Any] = {}
-                if key not in now or _picture(now[key], memo) != _picture(value, memo):
-                    now[key] = self._copied(value, {})
-        with torch.no_grad():
-            for tensor, value, version in self._tensors:
-                if tensor._version != version and not tensor.is_meta:
-                    tensor.detach().copy_(value)
-                tensor.grad = None
-            for twin, value in self._twins:
-                twin.copy_(value)
-        self._tensors = [(t, value, t._version) for t, value, _ in self._tensors]
-
-
-def _is_array(value: Any) -> bool:
-    return type(value).__module__ == "numpy" and hasattr(value, "tobytes")
-
-
-def _is_object(value: Any) -> bool:
-    """Whether ``value`` is an object of the target's, with attributes that its code may change."""
-    if isinstance(value, (type, ModuleType, nn.Module, torch.Tensor)) or callable(value) or not hasattr(value, "__dict__"):
-        return False
-    return not type(value).__module__.startswith(("torch.", "builtins"))
-
-
-def _picture(value: Any, memo: dict[int, Any]) -> Any:
-    """What of ``value`` can change, comparable: plain values as they are, anything else by identity."""
-    if value is None or isinstance(value, (bool, int, float, str, bytes)):
-        return value
-    if isinstance(value, torch.Tensor):  # whether it was written to is asked of its version
-        return id(value)
-    if id(value) in memo:
-        return memo[id(value)]
-    memo[id(value)] = id(value)  # of one that holds itself
-    picture: Any = id(value)
-    if isinstance(value, (list, tuple, deque)):
-        picture = type(value), [_picture(item, memo) for item in value]
-    elif isinstance(value, dict):
-        picture = [(_picture(key, memo), _picture(item, memo)) for key, item in value.items()]
-    elif isinstance(value, (set, frozenset)):
-        picture = {_picture(item, memo) if isinstance(item, str) else hash(item) for item in value}
-    elif _is_array(value):
-        picture = value.tobytes()
-    elif hasattr(value, "__next__"):
-        picture = object()  # how far it has come can't be asked
-    elif _is_object(value):
-        picture = id(value), _picture(vars(value), memo)
-    memo[id(value)] = picture
-    return picture
-
-
-def answers_at(fork: Fork, asked: Asked) -> Sequence[Answer]:
-    """The constant answers to try at ``fork``; integers go on from here while they bring something new."""
-    if fork.domain in ("bool", "mask"):
-        return (True, False)
-    if fork.domain == "draw":
-        return ("low", "high")
-    if fork.domain == "choice":
-        return tuple(range(fork.choices)) if 0 < fork.choices <= FEW else ("low", "high")
-    if fork.domain == "int" and asked.among is not None:
-        return asked.among if len(asked.among) <= FEW else (asked.among[0], asked.among[-1])
-    counts = ("even", "odd") if asked.listed and not asked.free else ()
-    if fork.domain == "float":
-        negative = counts or any(isinstance(v, (int, float)) and v < 0 for v in asked.values)
-        return (*counts, -16.0 if negative else 0.0, 16.0)
-    return counts or (0,)  # computed whole numbers are mostly counts: some of them zero, never all
 
 
 class Explorer:
@@ -223,6 +80,8 @@ class Explorer:
         self.state = State(built)
         self.runs = 0
         self._done: dict[object, Outcome | None] = {}
+        self._known_usage: tuple[frozenset[str], frozenset[str]] = frozenset(), frozenset()  # used on all paths, on any
+        self._fixed: frozenset[int] = frozenset()  # ids of the model's tensors that no step writes
         self._unwatched = False  # something drew by names that were bound before draws were watched: no fork, but seeds
         self._remembers = False  # a step leaves more behind than BatchNorm does
         self._known: dict[Fork, Asked] = {}  # every fork that was discovered, as it was first asked
@@ -265,12 +124,14 @@ class Explorer:
         path, outcome = self.run(Plan(rank=self.rank))
         watched = any(fork.domain in ("draw", "choice") for fork in outcome.asked)
         self._unwatched = path.drew and not watched
+        self._known_usage = outcome.used, outcome.used
         return Exploration(path, [outcome])
 
     def all(self, found: Exploration, *, steps: int) -> Exploration:
         """``found`` (from ``first``) completed by every other path, in an order that never varies."""
         base = found.outcomes[0]
         self._remembers = self.state.remembers()
+        self._fixed = self.state.unwritten()
         if self.state.changed():
             self._observe(found, base.plan, range(1, steps))
         if self.target.step is None:
@@ -324,6 +185,8 @@ class Explorer:
             return None
         found.outcomes.append(outcome)
         self._done[key] = outcome
+        always, ever = self._known_usage
+        self._known_usage = always & outcome.used, ever | outcome.used
         return outcome
 
     def _forks(self, found: Exploration) -> None:
@@ -339,7 +202,8 @@ class Explorer:
 
         def discover(outcome: Outcome) -> None:
             for fork, asked in outcome.asked.items():
-                if fork not in self._known:
+                constant = asked.held is not None and asked.held <= self._fixed
+                if fork not in self._known and not constant:
                     self._known[fork] = asked
                     queue.append((fork, outcome))
 
@@ -382,10 +246,9 @@ class Explorer:
         for combination in covering(options):
             joint = next((chosen for chosen in combination if isinstance(chosen, Outcome)), found.outcomes[0])
             for chosen in combination:
-                if not isinstance(chosen, Outcome) and chosen[0] not in dict(
-                    joint.plan.answers
-                ):  # else it is a value read before
-                    joint = replace(joint, plan=self._forced(joint, *chosen), step=0)
+                if isinstance(chosen, Outcome) or chosen[0] in dict(joint.plan.answers):  # it reads the same as one before
+                    continue
+                joint = replace(joint, plan=self._forced(joint, *chosen), step=0)
             tried = self._try(found, joint.plan)
             if tried is not None:
                 discover(tried)
@@ -401,22 +264,36 @@ class Explorer:
         """
         asked = parent.asked[fork]
         here: set[frozenset[str]] = set()  # what the answers at this fork came to
-        before = self._possible.get(fork)
-        answers, mixed = deque(answers_at(fork, asked) if before is None else before), before is not None
-        while answers:
-            tried = self._try(found, self._forced(parent, fork, answers.popleft()))
+
+        def answered(answer: Answer) -> Outcome | None:
+            tried = parent if _gave(parent, fork, answer) else self._try(found, self._forced(parent, fork, answer))
             if tried is not None:
                 discover(tried)
                 here.add(tried.used)
-                self._possible.setdefault(fork, {})[tried.plan.answers[-1][1]] = None
-                continue
-            if self._cut_short is not None:
+                self._possible.setdefault(fork, {})[answer] = None
+            elif self._cut_short is not None:
                 discover(self._cut_short)
-            if fork.domain in ("bool", "mask") and asked.count > 1 and not mixed:
-                mixed = True  # one answer for all reads can't be: some of each
+            return tried
+
+        before = self._possible.get(fork)
+        answers, mixed = deque(answers_at(fork, asked) if before is None else before), before is not None
+        known = None
+        while answers:
+            failed = answered(answers.popleft()) is None
+            if failed and fork.domain in ("bool", "mask") and asked.count > 1 and not mixed:
+                mixed, known = True, self._known_usage  # one answer for all reads can't be: some of each
                 answers += ("even", "odd")
-        if fork.domain == "int" and before is None and asked.among is None and answers_at(fork, asked) == (0,):
+        if before is not None:
+            return
+        if fork.domain == "int" and asked.among is None and answers_at(fork, asked) == (0,):
             self._integers(found, fork, parent, here, discover)
+        first, others = answers_in_turn(fork, asked)
+        known = known or self._known_usage
+        for answer in first:
+            answered(answer)
+        if known != self._known_usage:
+            for answer in others:
+                answered(answer)
 
     def _integers(
         self, found: Exploration, fork: Fork, parent: Outcome, seen: set[frozenset[str]], discover: Callable[[Outcome], None]
@@ -453,39 +330,15 @@ class Explorer:
         return replace(parent.plan, answers=(*kept.items(), *forced.items(), (fork, answer)), after=after)
 
 
+def _gave(outcome: Outcome, fork: Fork, answer: Answer) -> bool:
+    """Whether ``answer`` is what each read at ``fork`` gave on ``outcome`` of itself."""
+    asked = outcome.asked[fork]
+    free = fork not in dict(outcome.plan.answers) and fork.domain in ("bool", "int")
+    return free and len(asked.values) == asked.count and all(value == answer for value in asked.values)
+
+
 def _wasted(outcomes: Sequence[Outcome], asked_of: set[str]) -> Outcome | None:
     """The path that takes the most parameters which none uses, those in ``asked_of`` left out; None if there is none."""
     used = frozenset().union(*(o.used for o in outcomes)) | asked_of
     wasted = max(outcomes, key=lambda outcome: len(outcome.touched - used))
     return wasted if wasted.touched - used else None
-
-
-def covering(options: Sequence[Sequence[T]]) -> list[tuple[T, ...]]:
-    """Few selections, one choice of each of ``options`` in each, in which any three choices (where the options are many,
-    any two) have met; all selections where these are at most ``TOGETHER``, and never more than ``TOGETHER``.
-
-    Greedy: the next selection is the one of several random ones that brings the most new meetings. The same for the same
-    options.
-    """
-    if len(options) < 2:
-        return []
-    if math.prod(len(choices) for choices in options) <= TOGETHER:
-        return list(itertools.product(*options))
-    size = 3 if 2 < len(options) <= THREES else 2
-    numbers = [range(len(choices)) for choices in options]
-    missing = {meeting for some in itertools.combinations(range(len(options)), size) for meeting in _meetings(numbers, some)}
-    draw = random.Random(0)
-    found: list[tuple[T, ...]] = []
-    while missing and len(found) < TOGETHER:
-        candidates = [tuple(draw.choice(choices) for choices in numbers) for _ in range(CANDIDATES)]
-        met = [missing & set(itertools.combinations(enumerate(selection), size)) for selection in candidates]
-        best = max(range(CANDIDATES), key=lambda number: len(met[number]))
-        if met[best]:
-            found.append(tuple(choices[number] for choices, number in zip(options, candidates[best], strict=True)))
-            missing -= met[best]
-    return found
-
-
-def _meetings(numbers: Sequence[range], some: tuple[int, ...]) -> Iterator[tuple[tuple[int, int], ...]]:
-    for choices in itertools.product(*(numbers[index] for index in some)):
-        yield tuple(zip(some, choices, strict=True))

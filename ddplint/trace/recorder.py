@@ -217,6 +217,13 @@ DRAWING = frozenset(
         *("scaled_dot_product_attention", "native_dropout", "gumbel_softmax", "_standard_gamma", "_sample_dirichlet"),
     }
 )
+# Made of nothing but numbers: what is computed from these alone is the same on every path.
+_CONSTANT = frozenset(
+    {
+        *("zeros", "ones", "arange", "linspace", "logspace", "eye", "zeros_like", "ones_like", "new_zeros", "new_ones"),
+        *("tril_indices", "triu_indices"),
+    }
+)
 _INDEXING = ("__getitem__", "__setitem__")
 
 _names: dict[Any, str | None] = {}
@@ -325,6 +332,8 @@ class Recorder(AnsweringMode):
         self._values: dict[int, torch.fx.Node] = {}  # the node whose value a tensor object is
         self._states: dict[int, torch.fx.Node] = {}  # the node that last wrote it
         self._writes: dict[int, tuple[torch.fx.Node, int]] = {}  # storage -> last in-place write, id of autograd's base
+        self._held: dict[torch.fx.Node, frozenset[int] | None] = {}  # see held_by
+        self._leaf_ids: dict[torch.fx.Node, int] = {}  # the buffers and attributes that were consumed, by node
         self._storages: dict[int, torch.fx.Node] = {}  # memory -> the last call that made a tensor there
         self._functions: dict[int, torch.fx.Node] = {}  # grad_fn -> the node that made it
         self._made: dict[torch.fx.Node, list[Any]] = {}
@@ -403,6 +412,8 @@ class Recorder(AnsweringMode):
             op.site = self._born.get(id(tensor)) or call_site(sys._getframe(1))
             op.name = type(tensor).__name__  # an nn.Parameter made of a value, an array's memory: no gradient through it
             op.inputs = [(maker, False)]
+        else:
+            self._leaf_ids[node] = id(tensor)
         wrapped = self._wrapped if id(tensor) not in self._registered else None
         if wrapped is not None and torch._C._functorch.maybe_current_level() is None:
             op.inputs, self._wrapped = [*op.inputs, (wrapped, False)], None  # vmap and its like unwrap unseen
@@ -586,6 +597,40 @@ class Recorder(AnsweringMode):
                 return not op.inputs and node.op == "get_attr"  # data the target holds
             node = op.inputs[0][0] if op.inputs else None
         return True
+
+    def held_by(self, tensor: Tensor) -> frozenset[int] | None:
+        node = self._states.get(id(tensor))
+        if node is None:  # not taken by any call so far
+            held = id(tensor) in self._registered and id(tensor) not in self._parameter_ids
+            return frozenset({id(tensor)}) if held else None
+        stack = [node]
+        while stack:
+            node = stack[-1]
+            waiting = [producer for producer, _ in self.ops[node].inputs if producer not in self._held]
+            if waiting and node not in self._held:
+                stack += waiting
+                continue
+            stack.pop()
+            if node not in self._held:
+                self._held[node] = self._held_in(node)
+        return self._held[node]
+
+    def _held_in(self, node: torch.fx.Node) -> frozenset[int] | None:
+        """``held_by`` of what ``node`` made, its inputs' known."""
+        op = self.ops[node]
+        if node in self._leaf_ids:
+            return frozenset({self._leaf_ids[node]}) if not op.inputs else None
+        if op.name in DRAWING or op.opaque or op.custom:
+            return None
+        if not op.inputs:  # within forward: what a step makes itself may be its data
+            return frozenset() if op.name in _CONSTANT and "" in node.meta["nn_module_stack"] else None
+        found: frozenset[int] = frozenset()
+        for producer, _ in op.inputs:
+            held = self._held[producer]
+            if held is None:
+                return None
+            found |= held
+        return found
 
     def drawn_from(self, tensor: Tensor) -> range | None:
         """What ``tensor``'s one element can be, if it was drawn by ``torch.randint`` and only viewed since."""

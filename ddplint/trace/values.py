@@ -51,6 +51,7 @@ NUMBERS = MAKERS | frozenset(
 )
 Domain = Literal["bool", "int", "float", "mask", "draw", "choice"]
 Answer = bool | int | float | str
+LARGE = 16.0  # a large value: what is compared with a threshold is mostly of the order of one
 RELEASE_AFTER = 512  # reads at one place in one run: then a forced loop has to end
 
 
@@ -89,10 +90,11 @@ class Asked:
     site: Site
     count: int = 0
     values: list[Any] = field(default_factory=list)
-    listed: bool = False  # a read of many elements at once
+    length: int = 0  # of a read of many elements at once, along the first dimension
     expressions: list[tuple[int, bool]] = field(default_factory=list)  # what was read: its hash, and whether negated
     among: range | None = None  # what a whole number is drawn from
     free: bool = True  # the elements are example data as they came in, not computed from it
+    held: frozenset[int] | None = frozenset()  # ids of the buffers that alone decide what is read; None: data does
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +129,8 @@ class Answers:
         if asked.count > RELEASE_AFTER:
             return fork, None
         answer = self.forced.get(fork)
-        if domain in ("bool", "mask") and isinstance(answer, str):  # "even" or "odd": false at every second read
-            answer = asked.count % 2 == (0 if answer == "even" else 1)
+        if domain in ("bool", "mask") and isinstance(answer, str):
+            answer = bool(in_turn(answer, asked.count - 1))
         return fork, answer
 
     def unknown(self, domain: Domain, fork: Fork | None) -> Answer | None:
@@ -144,6 +146,17 @@ class Answers:
         """Keep one of the first values that ``fork`` really gave."""
         if fork is not None and len(values := self.asked[fork].values) < 4 and isinstance(value, (bool, int, float)):
             values.append(value)
+
+
+def in_turn(answer: str, number: int) -> float:
+    """What a read gets at its ``number``-th time, or for its ``number``-th element (from 0), by an answer that varies:
+    "even" (zero there, else one), "odd", "rising", "falling" or "at N" (large there, else zero).
+    """
+    if answer in ("even", "odd"):
+        return float(number % 2 == (1 if answer == "even" else 0))
+    if answer in ("rising", "falling"):
+        return float(number + 1 if answer == "rising" else RELEASE_AFTER - number)
+    return LARGE if number == int(answer.removeprefix("at ")) else 0.0
 
 
 def _caller(site: Site) -> str:
@@ -177,9 +190,9 @@ def _shaped(name: str, tensor: torch.Tensor, answer: Answer) -> Any:
     if name == "__complex__":
         return complex(answer)
     with torch.no_grad():
-        if isinstance(answer, str):  # "even" or "odd": zero there, one elsewhere, along the first dimension
-            filled = torch.ones(tuple(tensor.shape), dtype=tensor.dtype, device="cpu")
-            filled[0 if answer == "even" else 1 :: 2] = 0
+        if isinstance(answer, str):  # along the first dimension
+            along = torch.tensor([in_turn(answer, number) for number in range(tensor.shape[0])]).to(tensor.dtype)
+            filled = along.reshape(-1, *[1] * (tensor.dim() - 1)).expand(tensor.shape).clone()
         else:
             filled = torch.full(tuple(tensor.shape), answer, dtype=tensor.dtype, device="cpu")
         return filled.numpy() if name in ("numpy", "__array__") else filled.tolist() if name == "tolist" else filled.item()
@@ -200,12 +213,16 @@ class AnsweringMode(DeviceMode):
         domain = _domain(name, tensor)
         fork, answer = self.answers.at(domain, site)
         self._note_expression(fork, tensor)
-        if fork is not None and domain == "int":
-            self.answers.asked[fork].among = self.drawn_from(tensor)
-        if fork is not None and name in ("tolist", "numpy", "__array__") and tensor.numel() > 1:
-            asked = self.answers.asked[fork]
-            asked.listed, asked.free = True, asked.free and self.is_free(tensor)
         twin = self.twins.of(tensor)
+        if fork is not None:
+            asked = self.answers.asked[fork]
+            self._note_held(asked, tensor)
+            if domain == "int":
+                asked.among = self.drawn_from(tensor)
+            if name in ("tolist", "numpy", "__array__") and tensor.numel() > 1:
+                asked.length, asked.free = tensor.shape[0], asked.free and self.is_free(tensor)
+            if isinstance(answer, str) and tensor.numel() == 1:
+                answer = in_turn(answer, asked.count - 1)
         if answer is None and twin is None:
             answer = self.answers.unknown(domain, fork)
             if answer is None:
@@ -223,6 +240,16 @@ class AnsweringMode(DeviceMode):
     def expression(self, tensor: torch.Tensor) -> tuple[int, bool]:
         """A hash of what ``tensor`` was computed by, the same for the same computation, and whether that is negated."""
         return id(tensor), False
+
+    def _note_held(self, asked: Asked, tensor: torch.Tensor) -> None:
+        if asked.held is not None:
+            known = not tensor.is_meta or self.twins.of(tensor) is not None
+            held = self.held_by(tensor) if known else None
+            asked.held = asked.held | held if held is not None else None
+
+    def held_by(self, tensor: torch.Tensor) -> frozenset[int] | None:
+        """The ids of the buffers and tensor attributes that ``tensor`` is made of; None if it is made of anything else."""
+        return None
 
     def drawn_from(self, tensor: torch.Tensor) -> range | None:
         """The whole numbers among which ``tensor``'s one element was drawn, where that is known."""
@@ -250,6 +277,8 @@ class AnsweringMode(DeviceMode):
     def _forced_mask(self, mask: torch.Tensor, site: Site | None) -> torch.Tensor:
         fork, answer = self.answers.at("mask", site)
         self._note_expression(fork, mask)
+        if fork is not None:
+            self._note_held(self.answers.asked[fork], mask)
         if answer is None and self.twins.of(mask) is None:
             answer = self.answers.unknown("mask", fork)
         return mask if answer is None else self._all_of(mask, bool(answer))
@@ -332,4 +361,6 @@ def ask_draw(domain: Domain, choices: int = 0) -> tuple[Answers | None, Fork | N
         return None, None, None
     answers = _current[-1]
     fork, answer = answers.at(domain, draw_site(sys._getframe(2)), choices)
+    if fork is not None:
+        answers.asked[fork].held = None
     return answers, fork, answer

@@ -176,7 +176,7 @@ DISTRIBUTIONS = {
     "geometric": lambda: np.random.geometric(0.3),
     "choice": lambda: np.random.choice(5),
     "choice of numbers": lambda: np.random.choice([1.5, 2.5, 3.5]),
-    "choice sized": lambda: np.random.default_rng(1).choice(4, size=3),
+    "choice sized": lambda: np.random.default_rng(1).choice(40, size=3),
     "random sized": lambda: np.random.random((2, 3)),
     "rand sized": lambda: np.random.rand(2, 3),
     "Generator random sized": lambda: np.random.default_rng(0).random(4),
@@ -205,6 +205,35 @@ def test_the_ends_of_a_coin_are_its_sides() -> None:
 def test_a_choice_of_names_is_one_of_them() -> None:
     with seeded(0):
         assert set(forced(lambda: str(np.random.choice(["a", "b"])), "low", "high")) <= {"a", "b"}
+
+
+CHOICES = {
+    "weights": (lambda: str(np.random.choice(["a", "b", "c"], p=[0.5, 0.0, 0.5])), ["a", "c"]),
+    "sized": (lambda: np.random.choice(3, size=2).tolist(), [[0, 0], [1, 1], [2, 2]]),
+    "each once": (lambda: np.random.default_rng(1).choice(3, 2, replace=False).tolist(), [[0, 1], [1, 2], [2, 0]]),
+    "rows": (lambda: np.random.default_rng(1).choice(np.eye(2), axis=0).tolist(), [[1.0, 0.0], [0.0, 1.0]]),
+    "permutation": (lambda: np.random.permutation(3).tolist(), [[0, 1, 2], [1, 2, 0], [2, 0, 1]]),
+    "permutation of an array": (lambda: np.random.permutation(np.array([5, 7])).tolist(), [[5, 7], [7, 5]]),
+}
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_numpys_choice_among_few_is_each_of_them(name: str) -> None:
+    draw, expected = CHOICES[name]
+    (fork,) = asked(draw)
+    assert fork.choices == len(expected)
+    assert forced(draw, *range(len(expected))) == expected
+
+
+@pytest.mark.parametrize("values", [["a", "b", "c"], np.arange(3), np.eye(3)], ids=["list", "array", "rows"])
+def test_a_shuffle_begins_with_each(values: Any) -> None:
+    def shuffled() -> Any:
+        copied = values.copy()
+        np.random.shuffle(copied)
+        return np.asarray(copied).tolist()
+
+    rotated = [np.asarray([*values[n:], *values[:n]]).tolist() for n in range(3)]
+    assert forced(shuffled, 0, 1, 2) == rotated
 
 
 def test_a_permutation_stays_one() -> None:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ddplint.target import Inputs
-from ddplint.trace.explore import answers_at
+from ddplint.trace.choices import answers_at
 from ddplint.trace.sites import Site
 from ddplint.trace.values import RELEASE_AFTER, Answers, Asked, Fork, NoValue
 from tests.explored import analysed, explored, plain_runs, weights, with_usage
