@@ -55,17 +55,20 @@ def find(paths: Sequence[Path]) -> Found:
     return Found(tuple(sorted(found, key=lambda w: (w.file, w.line, w.column))), files, tuple(notices), failed)
 
 
-def matching(patterns: Iterable[str], folder: Path) -> list[Path]:
-    """The files that ``patterns``, paths or globs in ``folder``, name. Raises DdplintError for one that names none."""
+def matching(patterns: Iterable[str], folder: Path, where: str) -> list[Path]:
+    """The files that ``patterns``, paths or globs in ``folder``, name; ``where`` they are given.
+
+    Raises DdplintError for one that names no file.
+    """
     files: list[Path] = []
     for pattern in patterns:
         try:
             named = sorted(path for path in folder.glob(pattern) if path.is_file())
         except (ValueError, NotImplementedError) as error:
-            raise DdplintError(f"not a path or glob: {pattern!r} ({error})", where="[ddp] source") from None
+            raise DdplintError(f"not a path or glob: {pattern!r} ({error})", where=f"{where}: ddp.source") from None
         if not named:
             fix = "name files or globs from the project's folder"
-            raise DdplintError(f"no such file: {pattern!r} in {shown(folder)}", where="[ddp] source", fix=fix)
+            raise DdplintError(f"no such file: {pattern!r} in {shown(folder)}", where=f"{where}: ddp.source", fix=fix)
         files += named
     return files
 

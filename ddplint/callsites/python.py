@@ -258,9 +258,7 @@ class _Finder:
         if isinstance(node, ast.Call):
             return self._callee(self._targets(here, node.args[0], here.module.spots[node]), depth + 1) if node.args else None
         local = None
-        if not target.origin.startswith(
-            ("torch.", "transformers.", "accelerate.", *(f"{root}." for root in known.LIGHTNING))
-        ):
+        if target.origin.partition(".")[0] not in _LIBRARIES:
             local = self.modules.defining(target.origin, here.source.path)
         if local is not None:
             there, name = local
@@ -392,10 +390,7 @@ def _one_through_init(
     if value is None:
         spread = [word.value for word in call.keywords if word.arg is None]
         star = any(isinstance(argument, ast.Starred) for argument in call.args)
-        passed = [
-            word for word in spread if arguments.kwarg and isinstance(word, ast.Name) and word.id == arguments.kwarg.arg
-        ]
-        if passed and len(spread) == 1:
+        if len(spread) == 1 and arguments.kwarg and _is_name(spread[0], arguments.kwarg.arg):
             position = base.positions.get(flag) if star and not own else None
             return keyword, position, base.default(flag)
         return ("", None, base.default(flag)) if not spread and not star else (keyword, None, known.SUBCLASS_DECIDES)
