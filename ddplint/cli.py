@@ -389,11 +389,11 @@ def _init(target: str, ckpt: str | None, output: Path | None, rules: Path | None
     return CLEAN
 
 
-_paths = click.argument("paths", nargs=-1, type=click.Path(path_type=Path))
+_places = click.argument("places", metavar="[PATHS]...", nargs=-1, type=click.Path(path_type=Path))
 
 
 @_command("wraps")
-@_paths
+@_places
 @click.option("--ckpt", multiple=True, metavar="NAME", help="Hold the wraps against a checkpoint type's verdict.")
 @click.option("--all", "every", is_flag=True, help="Against every checkpoint type of the project.")
 @_target
@@ -401,7 +401,7 @@ _paths = click.argument("paths", nargs=-1, type=click.Path(path_type=Path))
 @_tracing
 @click.option("--format", "format_", type=click.Choice(wraps.FORMATS), default="text", show_default=True)
 def _wraps(
-    paths: tuple[Path, ...],
+    places: tuple[Path, ...],
     ckpt: tuple[str, ...],
     every: bool,
     target: str | None,
@@ -414,15 +414,12 @@ def _wraps(
     Python, YAML and shell scripts are read, nothing is run. With a verdict (--ckpt, --all or --target) DDP301 and
     DDP302 are reported too, and exit with 1.
     """
+    found = wraps.listed(places)
     verdicts: list[wraps.Judged] = []
     if ckpt or every or target is not None:
         project = _project(rules)
         options = _how(project, **how)
-        subjects = _all_subjects(project, ckpt, every, target)
-        found = wraps.listed(paths or (Path(),))
-        verdicts = [wraps.judged(found, subject, options) for subject in subjects]
-    else:
-        found = wraps.listed(paths or (Path(),))
+        verdicts = [wraps.judged(found, s, options) for s in _all_subjects(project, ckpt, every, target)]
     _say_found(found, verdicts, how["quiet"])
     _print(wraps.render(format_, found, verdicts))
     if found.failed:
@@ -431,7 +428,7 @@ def _wraps(
 
 
 @_command("fix")
-@_paths
+@_places
 @click.option("--ckpt", multiple=True, metavar="NAME", help="A checkpoint type; may be given several times.")
 @click.option("--all", "every", is_flag=True, help="Every checkpoint type of the project.")
 @_target
@@ -439,7 +436,7 @@ def _wraps(
 @_tracing
 @click.option("--diff", is_flag=True, help="Show the edits, and write nothing; exit with 1 if there are any.")
 def _fix(
-    paths: tuple[Path, ...],
+    places: tuple[Path, ...],
     ckpt: tuple[str, ...],
     every: bool,
     target: str | None,
@@ -458,7 +455,7 @@ def _fix(
         subjects = _all_subjects(project, ckpt, every, target)
     else:
         subjects = wraps.with_source(checking.chosen(project, (), every=True), "ddplint fix")
-    found = wraps.listed(paths, subjects)
+    found = wraps.listed(places, subjects)
     verdicts = [wraps.judged(found, subject, options) for subject in subjects]
     fix = wraps.fixed(found, verdicts)
     _say_found(found, verdicts, options.quiet)
