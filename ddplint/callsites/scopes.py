@@ -234,9 +234,11 @@ class _Reader(ast.NodeVisitor):
 
     def visit_Assign(self, node: ast.Assign) -> None:
         self.visit(node.value)
+        # Two names of one dictionary change it for each other.
+        plain = len(node.targets) == 1 or isinstance(node.value, ast.Constant | ast.Name | ast.Attribute)
         for target in node.targets:
             self.spots[target] = self.spot()
-            self.bind_target(target, node.value)
+            self.bind_target(target, node.value if plain else None)
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
         self.visit(node.annotation)

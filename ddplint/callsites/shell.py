@@ -46,7 +46,11 @@ def _of_command(source: Source, words: Sequence[Word]) -> Iterator[Wrap]:
         return
     for number, word in enumerate(words):
         after = words[number + 1] if number + 1 < len(words) else None
-        if any(space in word.value for space in " \t\n") and MARKS.search(word.value.encode(errors="replace")):
+        if (
+            word.quoted
+            and any(space in word.value for space in " \t\n")
+            and MARKS.search(word.value.encode(errors="replace"))
+        ):
             inner = source.text[word.start : word.end]
             opened = re.match(r"[\w+]*=?[\"']", inner)
             if opened is not None and inner[opened.end() : -1] in word.value:  # no escapes: its places are the file's

@@ -14,16 +14,18 @@ quiet when a layer is disconnected by mistake: with the flag off, that is an err
 
 ## Example
 
-Reported: everything is used, and still the search is on.
+Reported, if everything that is trainable is used: the search is on.
 
-```python
-model = DistributedDataParallel(model, find_unused_parameters=True)
+```toml
+[ddp]
+find_unused_parameters = true
 ```
 
 Not reported:
 
-```python
-model = DistributedDataParallel(model)
+```toml
+[ddp]
+find_unused_parameters = false
 ```
 
 ## What to do

@@ -14,17 +14,22 @@ gradients that were not synchronised.
 
 ## Example
 
-Reported: `spare` is trainable, and the loss never reaches it.
+Reported: `spare` is trainable, the loss never reaches it, and the flag is off.
 
-```python
-model = DistributedDataParallel(model)
+```toml
+[ddp]
+find_unused_parameters = false
+
+[[unused]]
+params = ["spare.*"]
+reason = "kept so that old checkpoints load"
+action = "allow"
 ```
 
 Not reported: what is unused is frozen first.
 
 ```python
 model.spare.requires_grad_(False)
-model = DistributedDataParallel(model)
 ```
 
 ## What to do
