@@ -132,6 +132,7 @@ VALUES = [
     ("kw = {'find_unused_parameters': True}\nkw.pop('find_unused_parameters')\nDDP(m, **kw)", "call unknown"),
     ("kw = {'find_unused_parameters': True}\ndel kw['find_unused_parameters']\nDDP(m, **kw)", "call unknown"),
     ("other = kw = {}\nother['find_unused_parameters'] = True\nDDP(m, **kw)", "call unknown"),
+    ("base = {}\nkw = base\nbase['find_unused_parameters'] = True\nDDP(m, **kw)", "call unknown"),
     ("base = {'find_unused_parameters': True}\nDDP(m, **{**base, 'find_unused_parameters': False})", OFF),
     ("base = {'find_unused_parameters': True}\nDDP(m, **{'find_unused_parameters': False, **base})", "call on"),
     ("base = {'x': 1}\nDDP(m, **(base | {'find_unused_parameters': True}))", "call on"),
