@@ -11,11 +11,13 @@ from pathlib import Path
 
 from ddplint import starter, worker
 from ddplint.analysis import Analysis, Parameter, TraceRecord
+from ddplint.callsites.find import find, matching
+from ddplint.callsites.model import Wrap
 from ddplint.checks import registry
 from ddplint.checks.base import Case
 from ddplint.config import Project, find_rule_file
 from ddplint.errors import DdplintError
-from ddplint.explain import find
+from ddplint.explain import find as find_parameter
 from ddplint.fields import faults, shown
 from ddplint.report import Result
 from ddplint.request import Device, Request
@@ -140,9 +142,31 @@ def checked(subject: Subject | DdplintError, options: Options) -> Result:
     """What the trace and the checks find about ``subject``. Raises DdplintError, also the one it may be."""
     if isinstance(subject, DdplintError):
         raise subject
+    wraps, notices = source_wraps(subject)  # first: what is wrong with the source is said before a trace is waited for
     analysis = analysed(subject, options, rehearse=True)
-    findings = registry.run(Case(analysis, subject.rules), options.select, options.ignore)
-    return Result(analysis, findings, subject.rules)
+    analysis = replace(analysis, notices=(*analysis.notices, *notices))
+    findings = registry.run(Case(analysis, subject.rules, wraps), options.select, options.ignore)
+    return Result(analysis, findings, subject.rules, wraps)
+
+
+def source_files(subject: Subject) -> tuple[Path, ...]:
+    """The files that the rule file names under ``[ddp] source``. Raises DdplintError for a name without a file."""
+    if subject.rules is None or not subject.rules.ddp.source:
+        return ()
+    return tuple(matching(subject.rules.ddp.source, Path(subject.target.base), where=shown(subject.rules.path)))
+
+
+def source_wraps(subject: Subject) -> tuple[tuple[Wrap, ...], tuple[str, ...]]:
+    """The DDP wraps in these files, and a notice where there is none. Raises DdplintError for what can't be read."""
+    files = source_files(subject)
+    if not files:
+        return (), ()
+    found = find(files)
+    if found.failed:
+        raise DdplintError("; ".join(found.notices))
+    if not found.wraps:
+        return (), (f"no DDP wrap is found in {', '.join(map(shown, files))} ([ddp] source)",)
+    return found.wraps, ()
 
 
 def explained(subject: Subject, name: str, options: Options) -> tuple[Parameter, Analysis]:
@@ -151,7 +175,7 @@ def explained(subject: Subject, name: str, options: Options) -> tuple[Parameter,
     A first name costs one trace, any other a second.
     """
     analysis = analysed(subject, options, explain=name)
-    parameter = find(analysis.parameters, name)
+    parameter = find_parameter(analysis.parameters, name)
     if parameter.name != name:
         analysis = analysed(subject, options, explain=parameter.name)
     return parameter, analysis
@@ -212,12 +236,15 @@ def refuse_missing_folder(path: Path) -> None:
         raise DdplintError("no such folder", where=shown(path.parent), fix=f"make it, or name another than {shown(path)}")
 
 
-def replace_file(path: Path, text: str) -> None:
-    """Write ``text`` to ``path``, whole or not at all; into what is no regular file (a pipe, /dev/stderr), as it is.
+def replace_file(path: Path, text: str | bytes) -> None:
+    """Write ``text`` (as UTF-8, if it is no bytes) to ``path``, whole or not at all.
+
+    Into what is no regular file (a pipe, /dev/stderr) it goes as it is.
 
     Raises DdplintError where that can't be done.
     """
     path = path.resolve()  # a link stays one
+    data = text if isinstance(text, bytes) else text.encode("utf-8", errors="backslashreplace")
     try:
         mode = path.stat().st_mode
     except OSError:
@@ -225,10 +252,10 @@ def replace_file(path: Path, text: str) -> None:
     draft = path.with_name(f".{secrets.token_hex(8)}.tmp")
     try:
         if mode is not None and not stat.S_ISREG(mode):
-            path.write_text(text, encoding="utf-8", errors="backslashreplace")
+            path.write_bytes(data)
             return
         try:
-            draft.write_text(text, encoding="utf-8", errors="backslashreplace")
+            draft.write_bytes(data)
             if mode is not None:
                 draft.chmod(stat.S_IMODE(mode))
             os.replace(draft, path)

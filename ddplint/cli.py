@@ -15,7 +15,8 @@ from typing import Any, NoReturn, get_args
 import click
 
 import ddplint
-from ddplint import checking, decode, explain, schema, verify
+from ddplint import checking, decode, explain, schema, verify, wraps
+from ddplint.callsites.find import Found
 from ddplint.checking import Options, Subject
 from ddplint.checks import registry
 from ddplint.config import Project, find_project
@@ -386,6 +387,103 @@ def _init(target: str, ckpt: str | None, output: Path | None, rules: Path | None
     if not options.quiet:
         click.echo(f"note: wrote {path}", err=True)
     return CLEAN
+
+
+_places = click.argument("places", metavar="[PATHS]...", nargs=-1, type=click.Path(path_type=Path))
+
+
+@_command("wraps")
+@_places
+@click.option("--ckpt", multiple=True, metavar="NAME", help="Hold the wraps against a checkpoint type's verdict.")
+@click.option("--all", "every", is_flag=True, help="Against every checkpoint type of the project.")
+@_target
+@_rules
+@_tracing
+@click.option("--format", "format_", type=click.Choice(wraps.FORMATS), default="text", show_default=True)
+def _wraps(
+    places: tuple[Path, ...],
+    ckpt: tuple[str, ...],
+    every: bool,
+    target: str | None,
+    rules: Path | None,
+    format_: str,
+    **how: Any,
+) -> int:
+    """List the DDP wraps in PATHS (default: the working folder) and what each says of find_unused_parameters.
+
+    Python, YAML and shell scripts are read, nothing is run. With a verdict (--ckpt, --all or --target) DDP301 and
+    DDP302 are reported too, and exit with 1.
+    """
+    found = wraps.listed(places)
+    verdicts: list[wraps.Judged] = []
+    if ckpt or every or target is not None:
+        project = _project(rules)
+        options = _how(project, **how)
+        verdicts = [wraps.judged(found, s, options) for s in _all_subjects(project, ckpt, every, target)]
+    _say_found(found, verdicts, how["quiet"])
+    _print(wraps.render(format_, found, verdicts))
+    if found.failed:
+        return NOT_CHECKED
+    return FINDINGS if wraps.fails(verdicts) else CLEAN
+
+
+@_command("fix")
+@_places
+@click.option("--ckpt", multiple=True, metavar="NAME", help="A checkpoint type; may be given several times.")
+@click.option("--all", "every", is_flag=True, help="Every checkpoint type of the project.")
+@_target
+@_rules
+@_tracing
+@click.option("--diff", is_flag=True, help="Show the edits, and write nothing; exit with 1 if there are any.")
+def _fix(
+    places: tuple[Path, ...],
+    ckpt: tuple[str, ...],
+    every: bool,
+    target: str | None,
+    rules: Path | None,
+    diff: bool,
+    **how: Any,
+) -> int:
+    """Turn find_unused_parameters off in PATHS where it is on, a literal, and proven to be needless.
+
+    Every chosen type has to run without it on every path. Without --ckpt, --all and --target these are the types that
+    have [ddp] source, and without PATHS the files named there.
+    """
+    project = _project(rules)
+    options = _how(project, **how)
+    if ckpt or every or target is not None:
+        subjects = _all_subjects(project, ckpt, every, target)
+    else:
+        subjects = wraps.with_source(checking.chosen(project, (), every=True), "ddplint fix")
+    found = wraps.listed(places, subjects)
+    verdicts = [wraps.judged(found, subject, options) for subject in subjects]
+    fix = wraps.fixed(found, verdicts)
+    _say_found(found, verdicts, options.quiet)
+    _say_notices(wraps.reasons(fix), "", options.quiet)
+    if diff:
+        _print(wraps.diff(fix))
+    else:
+        wraps.write(fix)
+        _print(wraps.said(fix))
+    if found.failed:
+        return NOT_CHECKED
+    return FINDINGS if diff and fix.files else CLEAN
+
+
+def _all_subjects(project: Project, ckpt: tuple[str, ...], every: bool, target: str | None) -> list[Subject]:
+    """All the types or the one target that are meant, none of them broken."""
+    if sum((bool(ckpt), every, target is not None)) > 1:
+        raise DdplintError("--ckpt, --all and --target exclude each other", fix="give one of them")
+    if target is not None:
+        return [_subject(project, None, target)]
+    return [checking.only([subject]) for subject in checking.chosen(project, ckpt, every)]
+
+
+def _say_found(found: Found, verdicts: Iterable[wraps.Judged], quiet: bool) -> None:
+    for notice in found.notices:
+        click.echo(f"note: {notice}", err=True)
+    for verdict in verdicts:
+        _say_notices(verdict.notices, verdict.title, quiet)
 
 
 @_command("rule")

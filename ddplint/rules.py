@@ -111,10 +111,14 @@ def _input_from_json(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class DdpSettings:
-    """How the project wraps the model in DistributedDataParallel; None where the rule file does not say."""
+    """How the project wraps the model in DistributedDataParallel; None where the rule file does not say.
+
+    ``source`` has the files, or globs of them, in which the wraps are.
+    """
 
     find_unused_parameters: bool | None = None
     static_graph: bool | None = None
+    source: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,10 +258,15 @@ _TARGET = Table(
     fault=_step_fault,
     extra={"dependentSchemas": {"step": {"properties": dict.fromkeys(("inputs", "variants", "loss"), False)}}},
 )
+_SOURCE = Text("a file or glob inside the project", pattern=r"(?!/)[\s\S]*\S[\s\S]*")
 _DDP = Table(
     {
         "find_unused_parameters": Field(_FLAG, "That flag, as the project wraps the model."),
         "static_graph": Field(_FLAG, "That flag, as the project wraps the model."),
+        "source": Field(
+            Either((_SOURCE, ListOf(_SOURCE, "a list of files", minimum=1)), says="a file or glob, or a list of them"),
+            "Where the project wraps the model: files or globs (Python, YAML, shell), from the project's folder.",
+        ),
     },
     says="a table [ddp]",
 )
@@ -314,13 +323,18 @@ def load_rule_file(path: Path, base: Path | str) -> RuleFile:
         description=checkpoint.get("description", ""),
         detect=tuple(checkpoint.get("detect", ())),
         target=TargetSpec(**{**target, "inputs": _inputs(target.get("inputs")), "base": str(base)}),
-        ddp=DdpSettings(**data.get("ddp", {})),
+        ddp=_ddp_settings(data.get("ddp", {})),
         unused=tuple(
             UnusedRule(**{**entry, "params": tuple(entry["params"]), "line": document.line(("unused", index))})
             for index, entry in enumerate(data.get("unused", ()))
         ),
         rename=checkpoint.get("rename", {}),
     )
+
+
+def _ddp_settings(table: Mapping[str, Any]) -> DdpSettings:
+    source = table.get("source", ())
+    return DdpSettings(**{**table, "source": (source,) if isinstance(source, str) else tuple(source)})
 
 
 def _inputs(value: Any) -> str | tuple[TensorSpec | Any, ...] | Mapping[str, TensorSpec | Any] | None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ddplint.analysis import Analysis, Disagreement, Location, Parameter, Rehearsal, TraceRecord
+from ddplint.callsites.model import Edit, Setting, State, Wrap
 from ddplint.rules import DdpSettings, RuleFile, TargetSpec, UnusedRule
 
 FILE = "/work/project/model.py"
@@ -65,6 +66,12 @@ def trace(**more: Any) -> TraceRecord:
     """A trace of one path on meta, or of what ``more`` says."""
     fields = {"device": "meta", "device_reason": "", "paths": 1, "ranks": 1, "nodes": 12, "seconds": 0.123456}
     return TraceRecord(**{**fields, **more})
+
+
+def wrap(flag: State = "on", *, line: int = 4, static: State = "off", edit: Edit | None = None, kept: str = "") -> Wrap:
+    """A wrap in the training script; ``flag`` and ``static`` are what it says."""
+    setting = Setting(flag, "" if flag == "off" else "x", edit, kept)
+    return Wrap("/work/project/train.py", line, 9, "call", "DDP", setting, Setting(static), "model = DDP(model)")
 
 
 def entry(*params: str, action: str = "allow", at: int = 12, **more: Any) -> UnusedRule:

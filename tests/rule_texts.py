@@ -26,6 +26,7 @@ loss = "outputs.0.loss"
 
 [ddp]
 find_unused_parameters = true
+source = ["train.py", "scripts/*.sh"]
 
 [[unused]]
 params = [
@@ -75,9 +76,19 @@ WRONG = [
     (
         HEAD + "[ddp]\nfind_unused = true\nstatic_graph = 1\n",
         '6: ddp.find_unused: unknown key, did you mean "find_unused_parameters"? (allowed: '
-        "find_unused_parameters, static_graph); line 7: ddp.static_graph: expected true or "
+        "find_unused_parameters, static_graph, source); line 7: ddp.static_graph: expected true or "
         "false, got the integer 1",
     ),
+    (
+        HEAD + "[ddp]\nsource = [3]\n",
+        "6: ddp.source[0]: expected a file or glob inside the project, got the integer 3",
+    ),
+    (
+        HEAD + '[ddp]\nsource = "/train.py"\n',
+        '6: ddp.source: expected a file or glob inside the project, got "/train.py"',
+    ),
+    (HEAD + "[ddp]\nsource = []\n", "6: ddp.source: expected a list of files, got an empty list"),
+    (HEAD + "[ddp]\nsource = 1\n", "6: ddp.source: expected a file or glob, or a list of them, got the integer 1"),
     (
         HEAD + ENTRY.replace("action", "acton"),
         f"5: unused[0].action: missing (expected freeze, strip or allow); line 8: "

@@ -44,16 +44,16 @@ def test_a_good_file_is_what_it_says(tmp_path: Path) -> None:
             loss="outputs.0.loss",
             base=str(tmp_path),
         ),
-        ddp=DdpSettings(find_unused_parameters=True),
+        ddp=DdpSettings(find_unused_parameters=True, source=("train.py", "scripts/*.sh")),
         unused=(
-            UnusedRule(("vocab_module.*",), "pretraining heads", "freeze", line=23),
+            UnusedRule(("vocab_module.*",), "pretraining heads", "freeze", line=24),
             UnusedRule(
                 ("encoder.**.bias", "mask_token"),
                 "only for masked batches",
                 "allow",
                 "sometimes",
                 True,
-                line=30,
+                line=31,
             ),
         ),
     )

@@ -8,21 +8,43 @@ from functools import cached_property
 from typing import Literal, Protocol, TypeVar
 
 from ddplint.analysis import Analysis, Location, Parameter, Usage
+from ddplint.callsites.model import Wrap
 from ddplint.rules import RuleFile, UnusedRule, matches, matching
 
 Severity = Literal["error", "warning", "info"]
+Flag = Literal["not-needed", "needed", "insufficient"]
 T = TypeVar("T")
 
 OFF, ON, STATIC = "find_unused_parameters=False", "find_unused_parameters=True", "static_graph=True"
 """How a model can be wrapped: the keys of ``Rehearsal.outcomes``."""
 
 
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A wrap that is known: OFF, ON or STATIC, None where its source does not settle that.
+
+    ``wrap`` is None for what the rule file declares.
+    """
+
+    setting: str | None
+    wrap: Wrap | None = None
+
+    @property
+    def location(self) -> Location | None:
+        """Where the wrap is; None for what is declared."""
+        return Location(self.wrap.file, self.wrap.line, text=self.wrap.text) if self.wrap else None
+
+
 @dataclass(frozen=True)  # without slots: what is asked for often is kept
 class Case:
-    """One checkpoint type (or a bare target, ``rules`` None) with what the trace found about it."""
+    """One checkpoint type (or a bare target, ``rules`` None) with what the trace found about it.
+
+    ``wraps`` are those that the project's source has for it.
+    """
 
     analysis: Analysis
     rules: RuleFile | None = None
+    wraps: tuple[Wrap, ...] = ()
 
     @property
     def entries(self) -> tuple[UnusedRule, ...]:
@@ -42,6 +64,27 @@ class Case:
         if self.rules.ddp.static_graph:
             return STATIC  # whatever the other flag says: no search then (dynamic_graph_find_unused in reducer.hpp)
         return {None: None, False: OFF, True: ON}[self.rules.ddp.find_unused_parameters]
+
+    @cached_property
+    def known(self) -> tuple[Known, ...]:
+        """How the project wraps the model: in its source, and as declared where no wrap in the source is like that."""
+        found = tuple(Known(_setting(wrap), wrap) for wrap in self.wraps)
+        if self.declared is None or any(known.setting == self.declared for known in found):
+            return found
+        return (Known(self.declared), *found)
+
+    @property
+    def static(self) -> bool:
+        """Whether every path was traced, and all use the same parameters."""
+        return self.analysis.trace.complete and all(p.usage != "sometimes" for p in self.trainable)
+
+    @property
+    def flag(self) -> Flag | None:
+        """Whether DDP needs ``find_unused_parameters``, by the rehearsal; None if there was none."""
+        off, on = self.outcome(OFF), self.outcome(ON)
+        if off is None:
+            return None
+        return "not-needed" if off == "ok" else "needed" if on == "ok" else "insufficient"
 
     def outcome(self, setting: str | None) -> str | None:
         """What the rehearsal said of a wrap; None if there was none."""
@@ -149,12 +192,21 @@ def grouped(items: Iterable[T], key: Callable[[T], object]) -> list[tuple[T, ...
 
 
 def unseen_severity(case: Case) -> Severity:
-    """How bad it is that DDP's search for unused parameters misses used ones: that depends on the wrap.
+    """How bad it is that DDP's search for unused parameters misses used ones: that depends on the wraps.
 
-    Where the rules declare the flag on it is an error, where they declare it off (or a static graph) DDP does not
-    search, and where they declare nothing a warning. What the rehearsal says of the declared wrap comes first.
+    Where one has the flag on it is an error, where all have it off (or a static graph) DDP does not search, and where
+    none is known, or one does not settle it, a warning. What the rehearsal says of the wraps comes first.
     """
-    if case.outcome(case.declared or OFF) == "ready_twice":
+    settings = {known.setting for known in case.known} or {None}
+    if ON in settings or any(case.outcome(setting or OFF) == "ready_twice" for setting in settings):
         return "error"
-    severities: dict[str | None, Severity] = {None: "warning", ON: "error", OFF: "info", STATIC: "info"}
-    return severities[case.declared]
+    return "warning" if None in settings else "info"
+
+
+def _setting(wrap: Wrap) -> str | None:
+    """How ``wrap`` wraps: OFF, ON or STATIC; None where its source does not settle it."""
+    if wrap.static_graph.state == "on":
+        return STATIC
+    if wrap.static_graph.state != "off":
+        return None
+    return {"on": ON, "off": OFF}.get(wrap.find_unused_parameters.state)

@@ -4,9 +4,10 @@
 
 Reports trainable parameters whose gradient comes only from a backward inside another one: that of
 `torch.utils.checkpoint` with `use_reentrant=True`, or of a custom `autograd.Function` that calls backward
-itself. The place is the checkpoint. One finding a checkpoint. Its severity depends on the wrap: error where
-the rule file has `[ddp] find_unused_parameters = true`, info where it has false or a static graph, warning
-where it does not say. Where the rehearsal shows that the declared wrap fails, it is an error.
+itself. The place is the checkpoint. One finding a checkpoint. Its severity depends on the wrap, as the rule
+file declares it (`[ddp] find_unused_parameters = true`) or as it is found in the files of `[ddp] source`: error
+where the flag is on, info where it is off or the graph is static, warning where no wrap is known. Where the
+rehearsal shows that the wrap fails, it is an error.
 
 ## Why it matters
 

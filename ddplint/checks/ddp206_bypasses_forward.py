@@ -6,9 +6,10 @@ Reports trainable parameters that backward from the loss reaches and DDP's walk 
 does not. There are two causes. Either the loss uses the parameter outside of forward (a CRF's transitions, a
 temperature, a margin head that forward returns as an object): then the place is where it is used, one finding
 a function. Or forward returns an object that DDP can't look into: then there is one finding for the whole
-output, and it names the type. The severity depends on the wrap: error where the rule file has
-`[ddp] find_unused_parameters = true`, info where it has false or a static graph, warning where it does not
-say. Where the rehearsal shows that the declared wrap fails, it is an error.
+output, and it names the type. The severity depends on the wrap, as the rule file declares it
+(`[ddp] find_unused_parameters = true`) or as it is found in the files of `[ddp] source`: error where the flag is
+on, info where it is off or the graph is static, warning where no wrap is known. Where the rehearsal shows that
+the wrap fails, it is an error.
 
 ## Why it matters
 

@@ -2,9 +2,11 @@
 
 ## What it does
 
-Reports a checkpoint type whose rule file has `[ddp] find_unused_parameters = true` and not `static_graph = true`,
-where the trace found the same parameters used on every path, and where DDP with `static_graph=True` ran in the
-rehearsal. Without that declaration nothing is reported: with the flag off there is no search to save.
+Reports a wrap that has the flag on and not `static_graph`, where the trace found the same parameters used on
+every path, some never, and where DDP with `static_graph=True` ran in the rehearsal. The wrap is what the rule file
+declares (`[ddp] find_unused_parameters = true`), or one that is found in the files of `[ddp] source`. Without a known
+wrap nothing is reported: with the flag off there is no search to save. Where DDP runs with the flag off, it is
+DDP301.
 
 ## Why it matters
 
@@ -37,9 +39,8 @@ static_graph = true
 
 ## What to do
 
-Wrap with `static_graph=True` and without the flag, and write `static_graph = true` into the rule file. If the
-rehearsal says that the model runs with the flag off, turning it off is better still: what is never used can be
-frozen first.
+Wrap with `static_graph=True` and without the flag, and write `static_graph = true` into the rule file. Better
+still, freeze what is never used: then the flag can be off.
 
 ## Notes
 
@@ -53,6 +54,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ddplint.checks.base import OFF, ON, STATIC, Case, Example, Finding, Severity
+from ddplint.checks.wording import line
 
 CODE = "DDP303"
 NAME = "static-graph-possible"
@@ -105,27 +107,24 @@ action = "allow"
 find_unused_parameters = true
 """
 
-BAD = (
-    Example(_MODEL, rules=_RULES.format("")),
-    Example(_MODEL.replace("self.used(x)", "self.used(self.spare(x))"), rules="[ddp]\nfind_unused_parameters = true\n"),
-)
+BAD = (Example(_MODEL, rules=_RULES.format("")),)
 GOOD = (
     Example(_MODEL, rules=_RULES.format("") + "static_graph = true\n"),
-    Example(_MODEL, rules=_RULES.format("").replace("= true", "= false")),
+    Example(_MODEL.replace("self.used(x)", "self.used(self.spare(x))"), rules="[ddp]\nfind_unused_parameters = false\n"),
     Example(_DYNAMIC, rules=_RULES.format('when = "sometimes"\n')),
 )
 
 
 def check(case: Case) -> Iterator[Finding]:
-    """One finding at most."""
-    changes = any(p.usage == "sometimes" for p in case.trainable) or not case.analysis.trace.complete
-    if case.declared != ON or changes or case.outcome(STATIC) != "ok":
+    """One finding for each wrap with the flag on."""
+    if not case.static or case.outcome(STATIC) != "ok" or case.outcome(OFF) == "ok":
         return
     message = (
         "the same parameters are used on every path, and DDP runs with static_graph=True (rehearsed), which needs no "
         "search for unused parameters in every step"
     )
     fix = "wrap with static_graph=True instead of find_unused_parameters=True, and declare it under [ddp]"
-    if case.outcome(OFF) == "ok":
-        fix = "wrap with find_unused_parameters=False, which runs as well (rehearsed: ok); or with static_graph=True"
-    yield Finding(CODE, NAME, SEVERITY, message, (), None, fix)
+    for known in case.known:
+        if known.setting == ON:
+            where = f"{line(known.location)}: " if known.location else ""
+            yield Finding(CODE, NAME, SEVERITY, f"{where}{message}", (), known.location, fix)

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Literal
 
 from ddplint.analysis import Analysis, Parameter
-from ddplint.checks.base import OFF, ON, Case, Finding
+from ddplint.callsites.model import Wrap
+from ddplint.checks.base import Case, Finding, Flag
 from ddplint.rules import RuleFile
 
 Verdict = Literal["static", "dynamic", "incomplete"]
-Flag = Literal["not-needed", "needed", "insufficient"]
 
 
 @dataclass(frozen=True)  # without slots: what is asked for often is kept
@@ -23,6 +23,7 @@ class Result:
     analysis: Analysis
     findings: tuple[Finding, ...] = ()
     rules: RuleFile | None = None
+    wraps: tuple[Wrap, ...] = ()
 
     @property
     def ckpt(self) -> str | None:
@@ -32,7 +33,7 @@ class Result:
     @cached_property
     def case(self) -> Case:
         """What the checks were asked about."""
-        return Case(self.analysis, self.rules)
+        return Case(self.analysis, self.rules, self.wraps)
 
     @property
     def usage(self) -> Verdict:
@@ -53,10 +54,7 @@ class Result:
     @property
     def flag(self) -> Flag | None:
         """Whether DDP needs ``find_unused_parameters``, by the rehearsal; None if there was none."""
-        off, on = self.case.outcome(OFF), self.case.outcome(ON)
-        if off is None:
-            return None
-        return "not-needed" if off == "ok" else "needed" if on == "ok" else "insufficient"
+        return self.case.flag
 
     @property
     def frozen(self) -> str | None:

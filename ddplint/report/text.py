@@ -205,7 +205,7 @@ def _without_the_flag(result: Result, tried: str) -> str:
     if never := result.with_usage("never"):
         them = verb(never, "it", "them")
         return f"{runs}; freeze {_these(result)} all the same: no gradient ever trains {them}."
-    if result.case.declared == ON:
+    if any(known.setting == ON for known in result.case.known):
         return f"Turn the flag off: {runs}."
     if fails:
         return f"Keep the flag off: {runs}."

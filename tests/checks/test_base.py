@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from ddplint.callsites.model import State
 from ddplint.checks.base import OFF, ON, STATIC, Case, by_place, covers, grouped, unseen_severity
-from tests.made import SETTINGS, analysis, entry, frozen, rehearsal, rules, unused, used
+from tests.made import SETTINGS, analysis, entry, frozen, rehearsal, rules, unused, used, wrap
 
 
 def test_parameters_of_one_place_and_cause_are_one_group_in_the_models_order() -> None:
@@ -111,6 +112,38 @@ def test_what_ddp_does_not_see_is_as_bad_as_the_declared_wrap_makes_it(
     both = rehearsal("ready_twice", "ready_twice", "ok")
     assert unseen_severity(Case(analysis(rehearsal=both), declaring)) == failing
     assert unseen_severity(Case(analysis(rehearsal=rehearsal(static="ready_twice")), rules(static=True))) == "error"
+
+
+@pytest.mark.parametrize(
+    ("declared", "found", "severity"),
+    [
+        (None, ["on"], "error"),
+        (None, ["off", "on"], "error"),
+        (None, ["off", "off"], "info"),
+        (None, ["off", "conditional"], "warning"),
+        (None, ["unknown"], "warning"),
+        (False, ["on"], "error"),
+        (True, ["off"], "error"),
+        (False, ["off"], "info"),
+    ],
+)
+def test_the_wraps_in_the_source_count_beside_the_declared_one(
+    declared: bool | None, found: list[State], severity: str
+) -> None:
+    wraps = tuple(wrap(flag, line=number) for number, flag in enumerate(found, 1))
+    assert unseen_severity(Case(analysis(), rules(flag=declared), wraps)) == severity
+
+
+def test_a_static_graph_in_the_source_does_not_search() -> None:
+    known = Case(analysis(), rules(), (wrap("on", static="on"), wrap("on", static="unknown"), wrap("off"))).known
+    assert [one.setting for one in known] == [STATIC, None, OFF]
+
+
+def test_what_is_declared_is_named_once() -> None:
+    case = Case(analysis(), rules(flag=True), (wrap("on"), wrap("off", line=8)))
+    assert [(one.setting, one.location.line if one.location else None) for one in case.known] == [(ON, 4), (OFF, 8)]
+    other = Case(analysis(), rules(flag=True), (wrap("off"),))
+    assert [(one.setting, one.wrap is None) for one in other.known] == [(ON, True), (OFF, False)]
 
 
 def test_without_rules_no_wrap_is_declared() -> None:

@@ -34,10 +34,12 @@ MEANING = {
     **dict.fromkeys(("DDP101", "DDP201", "DDP202", "DDP203", "DDP204"), UNUSED),
     **dict.fromkeys(("DDP205", "DDP206"), UNSEEN),
     **dict.fromkeys(("DDP207", "DDP208"), dict.fromkeys((OFF, ON, STATIC), "ok")),
+    "DDP301": {OFF: "ok"},
+    "DDP302": UNUSED,
     "DDP303": {STATIC: "ok"},
 }
 # A fault that DDP does not notice, an answer that is not sure, or one that only the rule file makes a fault.
-FAULTS_WITHOUT_A_FAILURE = ("DDP102", "DDP103", "DDP105", "DDP207", "DDP901", "DDP902")
+FAULTS_WITHOUT_A_FAILURE = ("DDP102", "DDP103", "DDP105", "DDP207", "DDP301", "DDP901", "DDP902")
 
 
 @dataclass(frozen=True)
