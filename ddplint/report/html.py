@@ -36,7 +36,7 @@ STATUSES = {
     "used": "used",
     "frozen": "frozen",
 }
-"""What a parameter is, for a reader: what is wrong comes first."""
+"""What a parameter is, for a reader: what is wrong comes first. With rules, "dead" is said to be undocumented."""
 
 _OUTCOMES = {
     "ok": "runs",
@@ -137,17 +137,23 @@ def _verdict(report: Report, result: Result, number: int) -> str:
         "</header>",
         f'<p class="target">{escape(target)}</p>' if target != title else "",
         f'<p class="lead">{escape(said[0].upper() + said[1:])}.</p>',
-        _meter(result),
-        _outcomes(result),
-        f'<p class="advice">{escape(advice(result))}</p>',
+        f'<div class="facts"><div>{_meter(result)}</div><div>{_outcomes(result)}</div></div>',
+        f'<p class="advice">{_prose(advice(result))}</p>',
         f'<p class="traced">{escape(_traced(result))}</p>',
         "</article>",
     ]
     return "".join(parts)
 
 
+def _statuses(*results: Result) -> dict[str, str]:
+    """STATUSES in the words that fit ``results``."""
+    ruled = any(result.rules for result in results)
+    return {**STATUSES, "dead": "unused, undocumented"} if ruled else STATUSES
+
+
 def _meter(result: Result) -> str:
     """The model's bytes by status, as a bar and in words."""
+    words = _statuses(result)
     held: Counter[str] = Counter()
     numbers: Counter[str] = Counter()
     for parameter in result.analysis.parameters:
@@ -157,12 +163,13 @@ def _meter(result: Result) -> str:
     shares = [(status, held[status]) for status in STATUSES if numbers[status]]
     spans = "".join(f'<span class="fill {status}" style="flex-grow:{part}"></span>' for status, part in shares if part)
     rows = "".join(
-        f'<li><span class="swatch {status}" aria-hidden="true"></span><span>{STATUSES[status]}</span>'
-        f"<span>{numbers[status]:,}</span><span>{size(part)}</span><span>{percent(part, whole)}</span></li>"
+        f'<tr><th scope="row"><span class="status"><span class="swatch {status}" aria-hidden="true"></span>{words[status]}'
+        f"</span></th><td>{numbers[status]:,}</td><td>{size(part)}</td><td>{percent(part, whole)}</td></tr>"
         for status, part in shares
     )
-    heading = '<li class="heading"><span></span><span>parameters</span><span>number</span><span>bytes</span><span>share</span></li>'
-    return f'<div class="meter" aria-hidden="true">{spans}</div><ul class="shares">{heading}{rows}</ul>'
+    heads = "".join(f'<th scope="col">{name}</th>' for name in ("parameters", "number", "bytes", "share"))
+    table = f'<table class="shares"><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>'
+    return f'<div class="meter" aria-hidden="true">{spans}</div>{table}'
 
 
 def _outcomes(result: Result) -> str:
@@ -174,7 +181,7 @@ def _outcomes(result: Result) -> str:
     for setting, outcome in rehearsal.outcomes.items():
         good = outcome == "ok"
         detail = rehearsal.details.get(setting, "")
-        more = f'<details><summary>why</summary><p>{escape(detail)}</p></details>' if detail else ""
+        more = f"<details><summary>why</summary><p>{_prose(detail)}</p></details>" if detail else ""
         rows.append(
             f'<tr><th scope="row"><code>{escape(setting)}</code></th><td class="{"good" if good else "bad"}">'
             f'<span aria-hidden="true">{_GOOD if good else _BAD}</span> '
@@ -192,6 +199,14 @@ def _traced(result: Result) -> str:
         f"Traced on {trace.device}: {count(trace.paths, 'path')}, {count(trace.ranks, 'rank')}, "
         f"{count(trace.nodes, 'operation')}; {agree}{complete}."
     )
+
+
+def _prose(text: str) -> str:
+    """A sentence as HTML; what stands between backticks in it is code."""
+    parts = escape(text).split("`")
+    if len(parts) % 2 == 0:  # one without its partner
+        return escape(text)
+    return "".join(f"<code>{part}</code>" if number % 2 else part for number, part in enumerate(parts))
 
 
 def _findings(report: Report) -> Iterator[str]:
@@ -216,7 +231,7 @@ def _finding(report: Report, finding: Finding) -> str:
         f'<details class="finding {finding.severity}"{opened}><summary><span class="badge {finding.severity}">'
         f'<span aria-hidden="true">{_SIGNS[finding.severity]}</span> {finding.severity}</span> '
         f"<strong>{escape(finding.code)}</strong> {escape(finding.name)} {where}</summary>"
-        f'<p>{escape(finding.message)}</p><p class="fix"><strong>What to do:</strong> {escape(sentence)}</p>{code}</details>'
+        f'<p>{_prose(finding.message)}</p><p class="fix"><strong>What to do:</strong> {_prose(sentence)}</p>{code}</details>'
     )
 
 
@@ -225,7 +240,10 @@ def _finding(report: Report, finding: Finding) -> str:
 
 def document(report: Report) -> dict[str, Any]:
     """What ``page.js`` shows, as JSON-ready data. Rows are lists: their columns are named at its top."""
-    return {"statuses": STATUSES, "results": [_Rows(report, result).document() for result in report.results]}
+    return {
+        "statuses": _statuses(*report.results),
+        "results": [_Rows(report, result).document() for result in report.results],
+    }
 
 
 def _status(result: Result, parameter: Parameter) -> str:
@@ -249,7 +267,7 @@ class _Rows:
         """The result with all its parameters, in the model's order."""
         result, analysis = self.result, self.result.analysis
         numbers = {parameter.name: number for number, parameter in enumerate(analysis.parameters)}
-        document = {
+        document: dict[str, Any] = {
             "title": self.report.title(result),
             "rules": self.report.relative(result.rules.path) if result.rules else None,
             "parameters": [self._parameter(parameter) for parameter in analysis.parameters],

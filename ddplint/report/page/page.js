@@ -47,6 +47,12 @@
     if (share > 0 && share < 0.1) return "under 0.1 %";
     return `${share >= 9.95 || share === 0 ? share.toFixed(0) : share.toFixed(1)} %`;
   }
+  function prose(text) { // what stands between backticks is code
+    const parts = text.split("`");
+    if (parts.length % 2 === 0) return [text];
+    return parts.map((part, at) => (at % 2 ? make("code", {}, part) : part));
+  }
+  const capital = (text) => `${text[0].toUpperCase()}${text.slice(1)}`;
   const swatch = (status) => make("span", { class: `swatch ${status}`, "aria-hidden": "true" });
   const statusLabel = (status) => make("span", { class: "status" }, swatch(status), DATA.statuses[status] ?? "mixed");
   const naming = (path) => (path === LOSS ? "loss" : path || "model");
@@ -191,7 +197,7 @@
         pattern: {
           shape: modules.map((module) => PATTERNS[module.status]),
           fillmode: "replace", bgcolor: modules.map((module) => color(module.status)), // Plotly warns of a list with "overlay"
-          fgcolor: modules.map((module) => color(`${module.status}-text`)), fgopacity: 0.28, size: 9, solidity: 0.2,
+          fgcolor: modules.map((module) => color(`${module.status}-text`)), fgopacity: 0.28, size: 9, solidity: modules.map((module) => (module.status === "sometimes" ? 0.06 : 0.2)),
         },
       },
       insidetextfont: { color: modules.map((module) => color(`${module.status}-text`)), size: 12 },
@@ -265,7 +271,7 @@
         "aria-label": module ? `${label}${module.type ? `, ${module.type}` : ""}, ${said(module)}` : "loss",
         tabindex: path === own.focused ? "0" : "-1",
       },
-        make("span", { class: "twist" }, folds ? (open ? "▾" : "▸") : ""),
+        make("span", { class: "twist" }, folds ? (open ? "▾" : "▸") : path === LOSS ? "∇" : ""),
         module && module.count ? swatch(module.status) : null,
         make("span", { class: "label" }, label),
         make("span", { class: "kind" }, module?.type || (folds && !open ? `${count(module.count, "parameter")}` : "")),
@@ -304,7 +310,7 @@
   function drawLanes() {
     const { edges, left } = drawn, selected = state[chosen].selected;
     const near = rows.findIndex((row) => row.path === selected);
-    lanes.setAttribute("width", left);
+    lanes.setAttribute("width", left + 16 * Math.max(...rows.map((row) => row.level)));
     lanes.setAttribute("height", rows.length * ROW);
     lanes.classList.toggle("dim", near >= 0 && edges.some((edge) => edge.from === near || edge.to === near));
     const start = left - 6;
@@ -313,10 +319,11 @@
       const down = edge.to > edge.from;
       const [a, b] = [edge.from * ROW + ROW / 2 + (down ? 4 : -4), edge.to * ROW + ROW / 2 + (down ? -4 : 4)];
       const x = start - 8 - LANE * (edge.lane + 0.6), r = down ? 5 : -5;
+      const [first, last] = [edge.from, edge.to].map((at) => start + 16 * (rows[at].level - 1)); // up to the row's own indent
       const kind = `${edge.flow}${edge.from === near || edge.to === near ? " near" : ""}`;
       return [
-        shape("path", { class: `edge ${kind}`, d: `M${start} ${a}H${x + 5}Q${x} ${a} ${x} ${a + r}V${b - r}Q${x} ${b} ${x + 5} ${b}H${start - 4}` }),
-        shape("path", { class: `tip ${kind}`, d: `M${start - 6} ${b - 3.5}L${start + 1} ${b}L${start - 6} ${b + 3.5}Z` }),
+        shape("path", { class: `edge ${kind}`, d: `M${first} ${a}H${x + 5}Q${x} ${a} ${x} ${a + r}V${b - r}Q${x} ${b} ${x + 5} ${b}H${last - 4}` }),
+        shape("path", { class: `tip ${kind}`, d: `M${last - 6} ${b - 3.5}L${last + 1} ${b}L${last - 6} ${b + 3.5}Z` }),
       ];
     }));
   }
@@ -462,7 +469,7 @@
     return [
       make("h4", {}, "Rule entry"),
       make("p", { class: "mono" }, `${result.rules}:${entry[AT]}`),
-      make("p", {}, `${entry[REASON][0].toUpperCase()}${entry[REASON].slice(1)}.`),
+      make("p", {}, `${capital(entry[REASON])}${/[.!?]$/.test(entry[REASON]) ? "" : "."}`),
       make("pre", { tabindex: "0", "aria-label": "The entry as TOML" }, make("code", {}, lines.join("\n"))),
       row[DOCUMENTED] || row[STATUS] === "frozen" ? null : make("p", {}, "The trace does not find what this entry says."),
     ];
@@ -560,8 +567,8 @@
     const findings = result.findings.filter((finding) => finding[ABOUT].some((number) => about.has(number)));
     if (findings.length) {
       content.push(make("h4", {}, findings.length === 1 ? "Finding" : "Findings"), ...findings.slice(0, 5).flatMap((finding) => [
-        make("p", {}, make("span", { class: `badge ${finding[SEVERITY]}` }, finding[SEVERITY]), ` ${finding[CODE]} ${finding[TITLE]}: ${finding[MESSAGE]}`),
-        make("p", {}, make("strong", {}, "What to do: "), finding[FIX].split("\n")[0]),
+        make("p", {}, make("span", { class: `badge ${finding[SEVERITY]}` }, finding[SEVERITY]), ` ${finding[CODE]} ${finding[TITLE]}: `, ...prose(finding[MESSAGE])),
+        make("p", {}, make("strong", {}, "What to do: "), ...prose(finding[FIX].split("\n")[0])),
         ...(finding[FIX].includes("\n") ? [make("pre", { tabindex: "0", "aria-label": "What to write" }, make("code", {}, finding[FIX].split("\n").slice(1).join("\n")))] : []),
       ]));
     }
@@ -581,7 +588,7 @@
     const possible = row[EVIDENCE] === "possible" ? ", possibly" : "";
     box.append(make("h4", {}, `${of} ${DATA.statuses[row[STATUS]]}${possible}${row[CAUSE] ? `: ${row[CAUSE]}` : ""}`));
     const why = result.texts[row[WHY]];
-    if (why) box.append(make("p", {}, `${why[0].toUpperCase()}${why.slice(1)}.`));
+    if (why) box.append(make("p", {}, ...prose(`${capital(why)}.`)));
     if (row[PLACE] !== null) box.append(...sourceOf(result.places[row[PLACE]]));
     box.append(...entryOf(result, row).filter((part) => part !== null));
     return box;
