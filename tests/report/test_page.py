@@ -135,6 +135,27 @@ def test_a_click_into_the_map_shows_the_module(opened: Opened) -> None:
     assert opened.row("old").get_attribute("aria-selected") == "true"
 
 
+def test_a_click_into_a_group_goes_deeper_and_its_bar_back(opened: Opened) -> None:
+    slices = opened.page.locator(".plot .slice")
+    before = slices.count()
+    opened.page.locator(".plot .slice", has_text="encoder").first.click(position={"x": 10, "y": 8})
+    assert opened.text("figure .crumbs").replace(" ", "") == "model.encoder"
+    assert slices.count() < before
+    opened.page.locator("figure .crumbs").get_by_role("button", name="model").click()
+    assert slices.count() == before
+    assert opened.said == []
+
+
+def test_a_large_model_is_not_drawn_whole(browser: Any, tmp_path: Path) -> None:
+    many = (used(f"blocks.{n}.{part}.weight") for n in range(200) for part in ("up", "down", "gate"))
+    large = Opened(browser, tmp_path, result("hybrid", *many))
+    assert large.page.locator(".plot .slice").count() <= 300
+    large.page.locator(".plot .slice", has_text="57").first.click()
+    assert large.text("figure .crumbs").replace(" ", "") == "model.blocks.57"
+    assert large.page.locator(".plot .slice").count() == 4
+    large.page.context.close()
+
+
 def test_the_details_tell_the_cause_the_source_line_and_the_entry(opened: Opened) -> None:
     opened.row("old").click()
     details = opened.text("#details")

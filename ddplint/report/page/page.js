@@ -12,7 +12,7 @@
   const PATTERNS = { dead: "x", documented: "/", sometimes: ".", used: "", frozen: "-", mixed: "" };
   const STATUSES = Object.keys(DATA.statuses);
   const UNUSED = ["dead", "documented", "sometimes"];
-  const ROW = 26, LANE = 9, LANES = 14, PAGE = 100, LISTED = 60, AT_FIRST = 34;
+  const ROW = 26, LANE = 9, LANES = 14, PAGE = 100, LISTED = 60, AT_FIRST = 34, MAPPED = 300;
   const $ = (id) => document.getElementById(id);
   if (!DATA.results.length) return;
 
@@ -57,7 +57,17 @@
   const statusLabel = (status) => make("span", { class: "status" }, swatch(status), DATA.statuses[status] ?? "mixed");
   const naming = (path) => (path === LOSS ? "loss" : path || "model");
   const owner = (path) => (path.includes(".") ? path.slice(0, path.lastIndexOf(".")) : "");
+  const shortly = (path) => (path === LOSS || path === "" ? naming(path) : path.slice(owner(path).length).replace(/^\./, ""));
   const around = (path) => (path === "" ? [] : [...around(owner(path)), owner(path)]);
+
+  // A module after those around it, each of which is a button.
+  function trail(path, go) {
+    const items = path === LOSS ? [LOSS] : [...around(path), path];
+    return items.flatMap((each, at) => [
+      ...(at ? [make("span", { "aria-hidden": "true" }, ".")] : []),
+      at === items.length - 1 ? make("span", { "aria-current": "true" }, shortly(each)) : make("button", { type: "button", click: () => go(each) }, shortly(each)),
+    ]);
+  }
 
   // ------------------------------------------------------------------ the modules of each result
 
@@ -159,14 +169,22 @@
       `${percent(unusedBytes(whole), whole.bytes)} not used on every path. The table of parameters has the same numbers.`;
     const plot = make("div", { class: "plot", role: "img", "aria-label": label });
     const caption = make("figcaption", {}, result.title, make("span", {}, ` · ${size(whole.bytes)}`));
-    $("maps").append(make("figure", {}, caption, plot));
-    plot.dataset.number = number;
-    return plot;
+    const bar = make("nav", { class: "crumbs", "aria-label": `Where the map of ${result.title} is` });
+    $("maps").append(make("figure", {}, caption, bar, plot));
+    return { plot, bar, root: "" };
   });
 
-  function mapOf(result) {
-    const modules = [...result.modules.values()].filter((module) => module.count);
-    const whole = result.modules.get("");
+  // The module that a map is in, and those inside it: whole levels, as many as can be told apart.
+  function mapped(result, root) {
+    const found = [];
+    for (let level = [result.modules.get(root)]; level.length && (found.length < 2 || found.length + level.length <= MAPPED);) {
+      found.push(...level);
+      level = level.flatMap((module) => module.children).filter((module) => module.count);
+    }
+    return found;
+  }
+  function mapOf(result, root) {
+    const modules = mapped(result, root), whole = result.modules.get("");
     const share = (module) => {
       const part = unusedBytes(module);
       return part && module.status === "mixed" ? `, ${percent(part, module.bytes)} unused` : "";
@@ -174,8 +192,8 @@
     return {
       type: "treemap",
       ids: modules.map((module) => `m${module.path}`),
-      labels: modules.map((module) => plain(module.path === "" ? "model" : module.path.slice(owner(module.path).length).replace(/^\./, ""))),
-      parents: modules.map((module) => (module.path === "" ? "" : `m${owner(module.path)}`)),
+      labels: modules.map((module) => plain(shortly(module.path))),
+      parents: modules.map((module) => (module.path === root ? "" : `m${owner(module.path)}`)),
       values: modules.map((module) => module.bytes),
       text: modules.map((module) => `${size(module.bytes)}${share(module)}`),
       customdata: modules.map((module) => [
@@ -186,10 +204,9 @@
       textinfo: "label+text",
       textposition: "middle center",
       branchvalues: "total",
-      maxdepth: modules.length > 600 ? 4 : 6,
       sort: true,
       tiling: { pad: 2 },
-      pathbar: { visible: true, thickness: 22, textfont: { size: 12, color: color("mixed-text") } },
+      pathbar: { visible: false },
       marker: {
         colors: modules.map((module) => color(module.status)),
         line: { width: 1, color: color("surface") },
@@ -205,23 +222,32 @@
     };
   }
   function drawMaps() {
-    plots.forEach((plot, number) => {
-      const layout = {
-        margin: { l: 0, r: 0, t: 0, b: 0 },
-        paper_bgcolor: color("surface"),
-        font: { family: 'system-ui, "Segoe UI", Roboto, "DejaVu Sans", sans-serif', color: color("text") },
-        hoverlabel: { bgcolor: color("surface"), bordercolor: color("strong"), font: { color: color("text") }, align: "left" },
-      };
-      const first = !plot.data;
-      Plotly.react(plot, [mapOf(results[number])], layout, { displayModeBar: false, responsive: true }).then(() => {
-        if (first) plot.on("plotly_treemapclick", (event) => {
-          const path = event.points[0].customdata?.[0];
-          if (path === undefined) return true;
-          select(number, path, { reveal: true });
-          return results[number].modules.get(path).children.length > 0; // a module without parts has no inside to go to
-        });
-      });
+    plots.forEach((_, number) => drawMap(number));
+  }
+  function drawMap(number) {
+    const { plot, bar, root } = plots[number];
+    bar.replaceChildren(...trail(root, (path) => enter(number, path)));
+    const layout = {
+      margin: { l: 0, r: 0, t: 0, b: 0 },
+      paper_bgcolor: color("surface"),
+      font: { family: 'system-ui, "Segoe UI", Roboto, "DejaVu Sans", sans-serif', color: color("text") },
+      hoverlabel: { bgcolor: color("surface"), bordercolor: color("strong"), font: { color: color("text") }, align: "left" },
+    };
+    const first = !plot.data;
+    Plotly.react(plot, [mapOf(results[number], root)], layout, { displayModeBar: false, responsive: true });
+    if (first) plot.on("plotly_treemapclick", (event) => {
+      const path = event.points[0].customdata?.[0];
+      if (path !== undefined) setTimeout(() => enter(number, path)); // not while Plotly is in its own handler
+      return false; // the map goes deeper by being drawn anew, so that a large model is never drawn whole
     });
+  }
+  // Shows a module, and goes into it if it has parts.
+  function enter(number, path) {
+    if (results[number].modules.get(path).children.length && plots[number].root !== path) {
+      plots[number].root = path;
+      drawMap(number);
+    }
+    select(number, path, { reveal: true });
   }
 
   // ------------------------------------------------------------------ the flow
@@ -264,7 +290,7 @@
       const { path, module, level } = row;
       const folds = module?.children.length > 0;
       const open = folds && own.unfolded.has(path);
-      const label = path === LOSS || path === "" ? naming(path) : path.slice(owner(path).length).replace(/^\./, "");
+      const label = shortly(path);
       const item = make("div", {
         role: "treeitem", "aria-level": level, "aria-posinset": row.position, "aria-setsize": row.of,
         "aria-expanded": folds ? String(open) : null, "aria-selected": String(own.selected === path),
@@ -438,17 +464,8 @@
     if (matchMedia("(max-width: 1050px)").matches) $("details").scrollIntoView({ block: "nearest" });
   }
   const linkTo = (path) => make("button", { type: "button", class: "mono", click: () => select(chosen, path, { reveal: true }) }, naming(path));
-  function crumbs(path) {
-    const items = path === LOSS ? [LOSS] : [...around(path), path];
-    const nav = make("nav", { class: "crumbs", "aria-label": "The module and those around it" });
-    items.forEach((each, at) => {
-      const name = each === LOSS || each === "" ? naming(each) : each.slice(owner(each).length).replace(/^\./, "");
-      const go = () => select(chosen, each, { reveal: true });
-      if (at) nav.append(make("span", { "aria-hidden": "true" }, "."));
-      nav.append(at === items.length - 1 ? make("span", { "aria-current": "true" }, name) : make("button", { type: "button", click: go }, name));
-    });
-    return nav;
-  }
+  const crumbs = (path) => make("nav", { class: "crumbs", "aria-label": "The module and those around it" },
+    ...trail(path, (above) => select(chosen, above, { reveal: true })));
   function sourceOf(place) {
     const where = make("p", { class: "mono" }, `${place[FILE]}:${place[LINE]}${place[FUNCTION] ? ` in ${place[FUNCTION]}` : ""}`);
     if (!place[SOURCE].length) return [where];
@@ -480,7 +497,7 @@
     for (const number of numbers) {
       const row = result.parameters[number];
       if (row[CAUSE] === null && row[ENTRY] === null) continue;
-      const key = [row[CAUSE], row[PLACE], row[WHY], row[ENTRY], row[STATUS]].join("|");
+      const key = [row[CAUSE], row[PLACE] ?? `why ${row[WHY]}`, row[ENTRY], row[STATUS]].join("|");
       if (!groups.has(key)) groups.set(key, []);
       groups.get(key).push(number);
     }
@@ -587,8 +604,9 @@
     const of = group.length === module.count ? (group.length === 1 ? "The parameter is" : `All ${grouped(group.length)} parameters are`) : `${count(group.length, "parameter")} ${group.length === 1 ? "is" : "are"}`;
     const possible = row[EVIDENCE] === "possible" ? ", possibly" : "";
     box.append(make("h4", {}, `${of} ${DATA.statuses[row[STATUS]]}${possible}${row[CAUSE] ? `: ${row[CAUSE]}` : ""}`));
-    const why = result.texts[row[WHY]];
-    if (why) box.append(make("p", {}, ...prose(`${capital(why)}.`)));
+    const reasons = [...new Set(group.map((number) => result.texts[result.parameters[number][WHY]]))].filter(Boolean);
+    box.append(...reasons.slice(0, 3).map((why) => make("p", {}, ...prose(`${capital(why)}.`))));
+    if (reasons.length > 3) box.append(make("p", { class: "hint" }, `${count(reasons.length - 3, "more reason")} like these.`));
     if (row[PLACE] !== null) box.append(...sourceOf(result.places[row[PLACE]]));
     box.append(...entryOf(result, row).filter((part) => part !== null));
     return box;
