@@ -13,7 +13,7 @@ import torch
 
 from ddplint.analysis import Analysis, Disagreement, Parameter, Rehearsal, TraceRecord
 from ddplint.errors import DdplintError
-from ddplint.graph import GradientGraph, gradient_graph
+from ddplint.graph import GradientGraph, gradient_graph, module_edges
 from ddplint.rehearse import rehearse
 from ddplint.request import Request
 from ddplint.semantics import opaque_output, outside, unseen
@@ -110,6 +110,7 @@ def analyse(request: Request) -> Analysis:
         rehearsal=rehearsal,
         opaque_output=seen.opaque,
         outside=outside(seen.kept),
+        flow=module_edges((path.recording, graph) for path, graph in seen.kept),
     )
 
 

@@ -13,6 +13,7 @@ from typing import Any, Literal
 Usage = Literal["always", "sometimes", "never"]
 Cause = Literal["uncalled", "discarded", "severed", "output-only", "conditional"]
 Evidence = Literal["observed", "possible"]
+Flow = Literal["gradient", "cut", "dropped"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +126,21 @@ class Outside:
 
 
 @dataclass(frozen=True, slots=True)
+class ModuleEdge:
+    """The operations that run in ``consumer`` take values that depend on parameters from ``producer``: what flows back.
+
+    Qualified names of modules; None is the loss, with all that runs outside the model's forward. ``flow`` is the best of
+    all recorded paths: "gradient" comes back from the loss; "cut": the value reaches the loss, and no gradient comes back;
+    "dropped": nothing made of the value reaches the loss. ``location``: the operation that cuts, if it is at this edge.
+    """
+
+    consumer: str | None
+    producer: str | None
+    flow: Flow
+    location: Location | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Analysis:
     """The worker's whole answer about one target."""
 
@@ -137,6 +153,7 @@ class Analysis:
     rehearsal: Rehearsal | None = None
     opaque_output: str = ""  # the type of a part of forward's return value that holds tensors DDP can't find
     outside: tuple[Outside, ...] = ()
+    flow: tuple[ModuleEdge, ...] = ()  # from the loss back, last execution first
 
     def to_json(self) -> dict[str, Any]:
         """This analysis as JSON-ready dictionaries and lists."""
@@ -151,6 +168,7 @@ class Analysis:
             way=tuple(Step(**_located(step)) for step in data["way"]),
             opaque_output=data["opaque_output"],
             outside=tuple(Outside(**_located(entry)) for entry in data["outside"]),
+            flow=tuple(ModuleEdge(**_located(edge)) for edge in data["flow"]),
             target=data["target"],
             torch_version=data["torch_version"],
             parameters=tuple(Parameter(**_located(entry)) for entry in data["parameters"]),

@@ -21,7 +21,7 @@ from ddplint.checking import Options, Subject
 from ddplint.checks import registry
 from ddplint.config import Project, find_project
 from ddplint.errors import DdplintError
-from ddplint.report import FORMATS, Report, render
+from ddplint.report import FORMATS, Report, ready, render
 from ddplint.request import Device
 from ddplint.worker import EngineError
 
@@ -222,6 +222,7 @@ def _check(
     project = _project(rules)
     options = _how(project, **how)
     checking.refuse_unknown_codes(options)
+    ready(format_)
     if output is not None:
         checking.refuse_missing_folder(output)
     if target is not None:

@@ -6,15 +6,18 @@ gradient flows along it. What gradient reaches from the loss is the first of the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import networkx as nx
 import torch.fx
 
+from ddplint.analysis import Flow, ModuleEdge
 from ddplint.trace.recorder import Op, Recording
+from ddplint.trace.sites import Site
 
 Node = torch.fx.Node
+_FLOWS: tuple[Flow, ...] = ("gradient", "cut", "dropped")  # the best comes first
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,3 +119,57 @@ def _closure(graph: nx.DiGraph[Node], roots: Iterable[Node], *, live_only: bool,
                 seen.add(producer)
                 stack.append(producer)
     return seen
+
+
+def module_edges(paths: Iterable[tuple[Recording, GradientGraph]]) -> tuple[ModuleEdge, ...]:
+    """What flows between the modules of the recorded ``paths``: each pair once, those next to the loss first.
+
+    Only values that depend on a parameter count: nothing is lost where the gradient of an input ends.
+    """
+    best: dict[tuple[str | None, str | None], tuple[int, Site | None]] = {}
+    for recording, graph in paths:
+        owner = _owning_module(recording)
+        carrying = _made_of_parameters(recording, graph)
+        for node in reversed(recording.ops):
+            for producer, data in graph.graph.adj[node].items():
+                key = owner(node), owner(producer)
+                if producer not in carrying or key[0] == key[1]:
+                    continue
+                found = _flow(graph, node, producer, data["live"])
+                if key not in best or found[0] < best[key][0]:
+                    best[key] = found
+    return tuple(
+        ModuleEdge(consumer, producer, _FLOWS[flow], site.location() if site is not None else None)
+        for (consumer, producer), (flow, site) in best.items()
+    )
+
+
+def _flow(graph: GradientGraph, node: Node, producer: Node, live: bool) -> tuple[int, Site | None]:
+    """The place in ``_FLOWS`` of an edge of the graph, and the operation that cuts, if it is a cut."""
+    if node not in graph.reached:
+        return (1 if node in graph.towards_loss else 2), None
+    if live:
+        return 0, None
+    cut = op_of(node) if op_of(producer).carries else op_of(producer)
+    return 1, cut.grad_off or cut.site
+
+
+def _made_of_parameters(recording: Recording, graph: GradientGraph) -> set[Node]:
+    """The parameters, and every operation whose value depends on one."""
+    found = set(recording.parameters.values())
+    for node in recording.ops:  # in the order of execution
+        if not found.isdisjoint(graph.graph.adj[node]):
+            found.add(node)
+    return found
+
+
+def _owning_module(recording: Recording) -> Callable[[Node], str | None]:
+    """Tells the module that holds a parameter, or in whose forward another node ran; None outside the model's forward."""
+    holders = {node: name.rpartition(".")[0] for name, node in recording.parameters.items()}
+
+    def owner(node: Node) -> str | None:
+        if node in holders:
+            return holders[node]
+        return op_of(node).module if node.meta.get("nn_module_stack") else None
+
+    return owner

@@ -214,6 +214,17 @@ def test_what_a_terminal_can_not_show_is_escaped(traced: Worker, call: Call, mon
     assert "> grün = self.größe  # \\u2192 \\ud800" in written.getvalue().decode("latin-1")
 
 
+def test_a_page_without_plotly_is_refused_before_a_trace(
+    traced: Worker, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "plotly.offline", None)
+    code, out, err = call("check", "--ckpt", "good", "--format", "html")
+    assert (code, out) == (2, "")
+    assert err.startswith("error: --format html: ")
+    assert err.endswith("pip install 'ddplint[html]'\n")
+    assert traced.requests == []
+
+
 def test_output_goes_to_a_file(traced: Worker, call: Call) -> None:
     assert call("check", "--ckpt", "poor", "--format", "github", "--output", "report.txt") == (1, "", "")
     assert Path("report.txt").read_text().startswith("::error file=")

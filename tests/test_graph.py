@@ -7,7 +7,8 @@ import torch
 from torch import nn
 from torch.fx import Node
 
-from ddplint.graph import op_of
+from ddplint.analysis import ModuleEdge
+from ddplint.graph import module_edges, op_of
 from ddplint.rules import TargetSpec
 from tests.kinds import gradients, writes
 from tests.kinds.compare import Traced, traced
@@ -34,6 +35,36 @@ def loss(output: torch.Tensor) -> torch.Tensor:
 
 
 SPEC = TargetSpec(f"{__name__}:Chain", inputs=f"{__name__}:inputs", loss=f"{__name__}:loss")
+
+
+class TwoCuts(nn.Module):
+    """The middle runs without gradients; the side's result is dropped."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bottom, self.middle, self.top, self.side = (nn.Linear(4, 4) for _ in range(4))
+
+    def forward(self, x: Any) -> Any:
+        y = self.bottom(x)
+        self.side(y)
+        with torch.no_grad():
+            y = self.middle(y)
+        return self.top(y)
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Linear(4, 4, bias=False)
+        self.head = nn.Linear(4, 4)
+        self.head.weight = self.table.weight
+
+    def forward(self, x: Any) -> Any:
+        return self.head(torch.relu(self.table(x)))
+
+
+def spec(model: type[nn.Module]) -> TargetSpec:
+    return TargetSpec(f"{__name__}:{model.__name__}", inputs=f"{__name__}:inputs", loss=f"{__name__}:loss")
 
 
 def named(one: Traced, name: str, module: str = "") -> Node:
@@ -123,3 +154,52 @@ def test_a_write_into_a_view_is_part_of_its_base() -> None:
     copy = named(one, "copy_")
     assert copy in one.graph.reached
     assert {op_of(n).name for n, _ in one.graph.consumers(copy)} == {"square"}
+
+
+def flows(one: Traced) -> dict[tuple[str | None, str | None], ModuleEdge]:
+    edges = module_edges([(one.path.recording, one.graph)])
+    return {(edge.consumer, edge.producer): edge for edge in edges}
+
+
+def test_module_edges_say_what_flows_back_between_modules() -> None:
+    found = flows(traced(SPEC))
+    assert {pair: edge.flow for pair, edge in found.items()} == {
+        (None, ""): "gradient",  # the loss takes what the root's forward returns
+        ("", "live"): "gradient",
+        ("", "cut"): "cut",
+    }
+
+
+def test_module_edges_come_from_the_loss_back() -> None:
+    one = traced(SPEC)
+    edges = module_edges([(one.path.recording, one.graph)])
+    assert edges[0].consumer is None
+    assert edges[0].producer == ""
+
+
+def test_a_cut_between_two_modules_has_its_place() -> None:
+    found = flows(traced(spec(TwoCuts)))
+    assert {pair: edge.flow for pair, edge in found.items()} == {
+        (None, "top"): "gradient",
+        ("top", "middle"): "cut",
+        ("middle", "bottom"): "cut",
+        ("side", "bottom"): "dropped",
+    }
+    place = found["top", "middle"].location
+    assert place is not None
+    assert place.text == "with torch.no_grad():"
+    assert found["middle", "bottom"].location is None
+
+
+def test_of_several_paths_the_best_flow_counts() -> None:
+    severed, whole = traced(SPEC), traced(spec(TwoCuts))
+    first = module_edges([(severed.path.recording, severed.graph)])
+    both = module_edges([(one.path.recording, one.graph) for one in (severed, whole)])
+    assert both[: len(first)] == first
+    again = module_edges([(one.path.recording, one.graph) for one in (severed, severed)])
+    assert again == first
+
+
+def test_a_tied_parameter_belongs_to_the_module_of_its_first_name() -> None:
+    found = flows(traced(spec(Tied)))
+    assert found["head", "table"].flow == "gradient"

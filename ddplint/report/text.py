@@ -31,7 +31,7 @@ def render(report: Report, width: int | None = None) -> str:
         for finding in result.findings:
             lines += ["", *_finding(report, finding, columns)]
         lines += ["", *_documented(report, result, columns)]
-        for sentence in (*_numbers(result), _advice(result)):
+        for sentence in (*_numbers(result), advice(result)):
             lines += _wrapped(sentence, columns)
     return "\n".join(lines)
 
@@ -50,13 +50,13 @@ def _wrapped(text: str, width: int, first: str = "", then: str = "  ") -> list[s
 def _verdict(report: Report, result: Result) -> str:
     found = Counter(finding.severity for finding in result.findings)
     faults = [count(found[severity], severity) for severity in ("error", "warning") if found[severity]]
-    parts = [", ".join(faults) or "ok", _unused(result)]
+    parts = [", ".join(faults) or "ok", unused(result)]
     if result.usage == "incomplete":
         parts.append("not every path was traced")
     return f"{report.title(result)}: {'; '.join(parts)}"
 
 
-def _unused(result: Result) -> str:
+def unused(result: Result) -> str:
     """How many parameters are unused, and whether a rule says so."""
     never, sometimes = result.with_usage("never"), result.with_usage("sometimes")
     if not never and not sometimes:
@@ -167,7 +167,7 @@ def _bytes(parameters: Sequence[Parameter]) -> int:
     return sum(p.bytes for p in parameters)
 
 
-def _advice(result: Result) -> str:
+def advice(result: Result) -> str:
     """What follows for the DDP wrap, in one sentence. It says "rehearsed" of what the rehearsal ran, and of nothing else."""
     if result.analysis.trace.disagreements:
         return "Settle the disagreement (DDP902) first: nothing above is sure before."
