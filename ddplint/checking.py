@@ -73,7 +73,7 @@ def chosen(project: Project, names: Sequence[str], every: bool) -> tuple[Subject
     """
     if names:
         return tuple(_of_name(project, name) for name in dict.fromkeys(names))
-    known = _of_project(project)
+    known = all_of(project)
     if every or len(known) == 1:
         return known
     listed = ", ".join(subject.title for subject in known if isinstance(subject, Subject))
@@ -100,7 +100,7 @@ def _of_name(project: Project, name: str) -> Subject | DdplintError:
     return Subject(rules.target, rules)
 
 
-def _of_project(project: Project) -> tuple[Subject | DdplintError, ...]:
+def all_of(project: Project) -> tuple[Subject | DdplintError, ...]:
     """All of the project's types, by name, then what is wrong with the rule files that can't be loaded."""
     subjects: list[Subject] = []
     errors: list[DdplintError] = []

@@ -8,20 +8,20 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, get_args
 
 import click
 
 import ddplint
-from ddplint import checking, decode, explain, schema, verify, wraps
+from ddplint import baseline, checking, decode, explain, schema, update, verify, wraps
 from ddplint.callsites.find import Found
 from ddplint.checking import Options, Subject
 from ddplint.checks import registry
 from ddplint.config import Project, find_project
 from ddplint.errors import DdplintError
-from ddplint.report import FORMATS, Report, ready, render
+from ddplint.report import FORMATS, Report, Result, ready, render
 from ddplint.request import Device
 from ddplint.worker import EngineError
 
@@ -203,6 +203,7 @@ def _subject(project: Project, ckpt: str | None, target: str | None) -> Subject:
     help="Only these rules: codes or their beginnings, with commas.",
 )
 @click.option("--ignore", metavar="CODES", callback=_codes, help="Without these rules.")
+@click.option("--base", metavar="REV", help="Only what has changed since this git revision (DDP107).")
 @click.option("--exit-zero", is_flag=True, help="Exit 0 in spite of findings (not if something could not be checked).")
 @click.option("--no-cache", is_flag=True, help="Trace again even if nothing has changed (nothing is cached yet).")
 def _check(
@@ -212,6 +213,7 @@ def _check(
     rules: Path | None,
     format_: str,
     output: Path | None,
+    base: str | None,
     exit_zero: bool,
     no_cache: bool,
     **how: Any,
@@ -229,6 +231,21 @@ def _check(
         subjects: tuple[Subject | DdplintError, ...] = (_subject(project, None, target),)
     else:
         subjects = checking.chosen(project, ckpt, every)
+    with baseline.optional(project, Path.cwd(), rules, base) as old:
+        results, failed = _results(subjects, options, old)
+    report = Report(tuple(results))
+    if results:
+        text = render(format_, report)
+        _print(text) if output is None else checking.replace_file(output, text)
+    if failed:
+        return NOT_CHECKED
+    return FINDINGS if report.fails and not exit_zero else CLEAN
+
+
+def _results(
+    subjects: Sequence[Subject | DdplintError], options: Options, old: baseline.Checkout | None
+) -> tuple[list[Result], bool]:
+    """What is found about each subject, and whether one could not be checked; what is said on the way goes to stderr."""
     results, failed = [], False
     for number, subject in enumerate(subjects, 1):
         several = len(subjects) > 1 and isinstance(subject, Subject)
@@ -237,19 +254,15 @@ def _check(
             click.echo(f"checking {title} ({number} of {len(subjects)})", err=True)
         try:
             result = checking.checked(subject, options)
+            if old is not None:
+                result = baseline.against(result, checking.only([subject]), options, old)
         except Exception as error:
             _say_error(error, click.get_current_context().params["debug"], title)
             failed = True
         else:
-            _say_notices(result.analysis.notices, title, options.quiet)
+            _say_notices((*result.analysis.notices, *baseline.freed(result)), title, options.quiet)
             results.append(result)
-    report = Report(tuple(results))
-    if results:
-        text = render(format_, report)
-        _print(text) if output is None else checking.replace_file(output, text)
-    if failed:
-        return NOT_CHECKED
-    return FINDINGS if report.fails and not exit_zero else CLEAN
+    return results, failed
 
 
 @_command("verify")
@@ -485,6 +498,27 @@ def _say_found(found: Found, verdicts: Iterable[wraps.Judged], quiet: bool) -> N
         click.echo(f"note: {notice}", err=True)
     for verdict in verdicts:
         _say_notices(verdict.notices, verdict.title, quiet)
+
+
+@_command("update")
+@click.option("--ckpt", multiple=True, metavar="NAME", help="A checkpoint type; may be given several times.")
+@click.option("--all", "every", is_flag=True, help="Every checkpoint type of the project.")
+@_rules
+@_tracing
+@click.option("--diff", is_flag=True, help="Show the change, and write nothing; exit with 1 if there is any.")
+def _update(ckpt: tuple[str, ...], every: bool, rules: Path | None, diff: bool, **how: Any) -> int:
+    """Bring rule files to what the trace finds: add what is new, take out what is stale, leave the rest as it is.
+
+    New entries have the reason "TODO", which `check` reports (DDP106) until a person has written it.
+    """
+    project = _project(rules)
+    updates = update.prepared(project, _all_subjects(project, ckpt, every, None), _how(project, **how))
+    if diff:
+        _print("".join(one.diff() for one in updates))
+    else:
+        update.write(updates)
+        _print("".join(f"{one.summary()}\n" for one in updates))
+    return FINDINGS if diff and any(one.changes for one in updates) else CLEAN
 
 
 @_command("rule")

@@ -32,6 +32,8 @@ from ddplint.globs import matching as matching
 Action = Literal["freeze", "strip", "allow"]
 When = Literal["never", "sometimes"]
 
+TODO = "TODO"  # stands for a reason that a person has still to write
+
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:

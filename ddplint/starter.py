@@ -63,8 +63,8 @@ def starter(analysis: Analysis, spec: TargetSpec, name: str) -> str:
         "[ddp]",
         "# find_unused_parameters = true  # as your training script wraps the model",
     ]
-    for group in _groups(analysis):
-        lines += ["", *_entry(group, analysis)]
+    for group in groups(analysis):
+        lines += ["", *entry_of(group, analysis)]
     return "\n".join(lines) + "\n"
 
 
@@ -73,7 +73,7 @@ def _traced(analysis: Analysis) -> str:
     return f"torch {analysis.torch_version}, {trace.device}, {count(trace.paths, 'path')}"
 
 
-def _groups(analysis: Analysis) -> Iterator[Sequence[Parameter]]:
+def groups(analysis: Analysis) -> Iterator[Sequence[Parameter]]:
     """The unused parameters by place, those never used apart from those used sometimes."""
     for group in by_place(analysis.unused()):
         for usage in ("never", "sometimes"):
@@ -81,7 +81,8 @@ def _groups(analysis: Analysis) -> Iterator[Sequence[Parameter]]:
                 yield alike
 
 
-def _entry(group: Sequence[Parameter], analysis: Analysis) -> Iterator[str]:
+def entry_of(group: Sequence[Parameter], analysis: Analysis, *, reason: str | None = None) -> Iterator[str]:
+    """The lines of an ``[[unused]]`` entry for ``group``; by default the reason is made of the cause."""
     inside = {p.name for p in group}
     others = (n for p in analysis.parameters if p.name not in inside for n in (p.name, *p.aliases))
     first = group[0]
@@ -91,7 +92,7 @@ def _entry(group: Sequence[Parameter], analysis: Analysis) -> Iterator[str]:
         yield from _comment(why)
     yield "[[unused]]"
     yield from _params(exact_globs([p.name for p in group], others))
-    yield f"reason = {toml(_reason(first, short(p.subtree or p.name for p in group)))}"
+    yield f"reason = {toml(reason or _reason(first, short(p.subtree or p.name for p in group)))}"
     yield 'action = "allow"'
     if first.usage == "sometimes":
         yield 'when = "sometimes"'

@@ -35,16 +35,27 @@ class Known:
         return Location(self.wrap.file, self.wrap.line, text=self.wrap.text) if self.wrap else None
 
 
+@dataclass(frozen=True, slots=True)
+class Base:
+    """What has changed since the revision ``rev``: parameters that are unused now, and such that no longer are."""
+
+    rev: str
+    commit: str
+    stranded: tuple[str, ...] = ()
+    freed: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True)  # without slots: what is asked for often is kept
 class Case:
     """One checkpoint type (or a bare target, ``rules`` None) with what the trace found about it.
 
-    ``wraps`` are those that the project's source has for it.
+    ``wraps`` are those that the project's source has for it, ``base`` what has changed since a revision.
     """
 
     analysis: Analysis
     rules: RuleFile | None = None
     wraps: tuple[Wrap, ...] = ()
+    base: Base | None = None
 
     @property
     def entries(self) -> tuple[UnusedRule, ...]:
@@ -150,12 +161,13 @@ class Example:
     """A small target, as Python source with ``build``, ``inputs`` and ``loss``, and its rules (or none).
 
     ``rules`` is what a rule file has after ``[target]``: the ``[[unused]]`` entries and ``[ddp]``. ``paths`` is
-    the budget of the trace, if not the usual one.
+    the budget of the trace, if not the usual one. ``before`` is the source at the revision that it is compared with.
     """
 
     source: str
     rules: str | None = None
     paths: int | None = None
+    before: str | None = None
 
 
 class Check(Protocol):

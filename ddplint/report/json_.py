@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import Any
 
 from ddplint import __version__
@@ -76,6 +77,7 @@ def _result(report: Report, result: Result) -> dict[str, Any]:
         }
         if rehearsal
         else None,
+        **({"base": asdict(result.base)} if result.base is not None else {}),  # with --base only
     }
 
 

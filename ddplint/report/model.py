@@ -10,7 +10,7 @@ from typing import Literal
 
 from ddplint.analysis import Analysis, Parameter
 from ddplint.callsites.model import Wrap
-from ddplint.checks.base import Case, Finding, Flag
+from ddplint.checks.base import Base, Case, Finding, Flag
 from ddplint.rules import RuleFile
 
 Verdict = Literal["static", "dynamic", "incomplete"]
@@ -18,12 +18,16 @@ Verdict = Literal["static", "dynamic", "incomplete"]
 
 @dataclass(frozen=True)  # without slots: what is asked for often is kept
 class Result:
-    """One checkpoint type, or a bare target (``rules`` None), with its trace and the findings about it."""
+    """One checkpoint type, or a bare target (``rules`` None), with its trace and the findings about it.
+
+    ``base``: what has changed since a revision, where that was asked for; the findings are then what is new.
+    """
 
     analysis: Analysis
     findings: tuple[Finding, ...] = ()
     rules: RuleFile | None = None
     wraps: tuple[Wrap, ...] = ()
+    base: Base | None = None
 
     @property
     def ckpt(self) -> str | None:
@@ -33,7 +37,7 @@ class Result:
     @cached_property
     def case(self) -> Case:
         """What the checks were asked about."""
-        return Case(self.analysis, self.rules, self.wraps)
+        return Case(self.analysis, self.rules, self.wraps, self.base)
 
     @property
     def usage(self) -> Verdict:

@@ -53,6 +53,9 @@ def _verdict(report: Report, result: Result) -> str:
     parts = [", ".join(faults) or "ok", unused(result)]
     if result.usage == "incomplete":
         parts.append("not every path was traced")
+    if result.base is not None:
+        number = len(result.base.stranded)
+        parts.append(f"since {result.base.rev} {count(number, 'parameter') if number else 'none'} more")
     return f"{report.title(result)}: {'; '.join(parts)}"
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from ddplint.analyse import analyse
+from ddplint.baseline import difference
 from ddplint.checks.base import Case, Example, Finding
 from ddplint.checks.registry import all_checks, run
 from ddplint.request import Request
@@ -81,7 +82,12 @@ def findings(example: Example, folder: Path) -> tuple[tuple[Finding, ...], Case]
     rules = None if example.rules is None else load_rule_file(folder / "rules" / "example.toml", folder)
     spec = rules.target if rules else TargetSpec(factory="case.py:build", base=str(folder), from_module=True)
     documented = tuple(pattern for entry in rules.unused for pattern in entry.params) if rules else ()
-    case = Case(analyse(Request(target=spec, documented=documented, paths=example.paths)), rules)
+    analysis = analyse(Request(target=spec, documented=documented, paths=example.paths))
+    base = None
+    if example.before is not None:
+        _, was = findings(Example(example.before, example.rules), folder / "at_base")
+        base = difference(analysis, was.analysis, rules, was.rules, "main", "0" * 40)
+    case = Case(analysis, rules, base=base)
     return run(case), case
 
 
