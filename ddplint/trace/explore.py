@@ -25,6 +25,7 @@ SEEDS = 3  # further seeds, where something is drawn
 INTEGERS = 32  # the largest integer that is tried at a fork
 DEFAULT_PATHS = 256
 ATTEMPTS = 2  # paths on which a fork is tried, while all its answers end in errors
+RAISED = 8  # paths that raise of which the forks are answered too: another answer may end well
 BASES = 4  # inputs and steps that forks are answered together with
 CHOICES = 4  # answers of each fork that take part in this
 
@@ -85,8 +86,12 @@ class Explorer:
         self._unwatched = False  # something drew by names that were bound before draws were watched: no fork, but seeds
         self._remembers = False  # a step leaves more behind than BatchNorm does
         self._known: dict[Fork, Asked] = {}  # every fork that was discovered, as it was first asked
-        self._possible: dict[Fork, dict[Answer, None]] = {}  # the answers that led to an end, in order
+        # The answers that can be given, in order, and whether one led to an end: where the loss had no gradient, it may
+        # have one on another path.
+        self._possible: dict[Fork, dict[Answer, bool]] = {}
         self._asked: dict[Fork, Asked] = {}  # of the run in progress
+        self._stuck: list[Outcome] = []  # later steps whose loss had no gradient
+        self._raised: list[Outcome] = []  # the first that ended in any other error
         self._cut_short: Outcome | None = None  # the last run, if its loss had no gradient
 
     def run(self, plan: Plan, *, step: int = 0) -> tuple[Path, Outcome]:
@@ -152,6 +157,8 @@ class Explorer:
     def _observe(self, found: Exploration, plan: Plan, steps: Sequence[int]) -> None:
         for step in steps:
             if not self._try(found, plan, step=step):
+                if self._cut_short is not None:
+                    self._stuck.append(self._cut_short)
                 return
 
     def _try(self, found: Exploration, plan: Plan, *, step: int = 0) -> Outcome | None:
@@ -180,8 +187,11 @@ class Explorer:
             found.infeasible.append((plan, str(error)))
             self.runs += 1
             nothing: frozenset[str] = frozenset()
+            stopped = Outcome(plan, step, nothing, nothing, nothing, self._asked)  # for the forks it came to
             if error.where == "loss":  # forward came to its end
-                self._cut_short = Outcome(plan, step, nothing, nothing, nothing, self._asked)  # for the forks it came to
+                self._cut_short = stopped
+            elif len(self._raised) < RAISED:
+                self._raised.append(stopped)
             return None
         found.outcomes.append(outcome)
         self._done[key] = outcome
@@ -212,10 +222,11 @@ class Explorer:
                 fork, parent = queue.popleft()
                 attempts[fork] += 1
                 self._answered(found, fork, parent, discover)
-                if fork not in self._possible and attempts[fork] < ATTEMPTS and self._cut_short is not None:
+                ended = any(self._possible.get(fork, {}).values())
+                if not ended and attempts[fork] < ATTEMPTS and self._cut_short is not None:
                     self._known.pop(fork, None)
 
-        for outcome in list(found.outcomes):
+        for outcome in [*found.outcomes, *self._stuck]:
             discover(outcome)
         drain()
 
@@ -225,6 +236,9 @@ class Explorer:
             queue.extend((fork, parent) for fork in parent.asked if fork not in given and fork in self._possible)
             drain()
 
+        for outcome in self._raised:
+            discover(outcome)
+        drain()
         for extreme in (max, min):
             outermost = extreme(found.outcomes, key=lambda outcome: len(outcome.used))
             if not outermost.observed:
@@ -241,7 +255,9 @@ class Explorer:
         options: list[list[Outcome | Choice]] = [
             [(fork, answer) for answer in [*tried][:CHOICES]] for fork, tried in self._possible.items()
         ]
-        bases: list[Outcome | Choice] = [o for o in found.outcomes if o.observed and (o.plan.seed == 0) and self._is_base(o)]
+        bases: list[Outcome | Choice] = [
+            o for o in (*found.outcomes, *self._stuck) if o.observed and (o.plan.seed == 0) and self._is_base(o)
+        ]
         options = [choices for choices in (bases[:BASES], *options) if len(choices) > 1] if options else []
         for combination in covering(options):
             joint = next((chosen for chosen in combination if isinstance(chosen, Outcome)), found.outcomes[0])
@@ -270,20 +286,22 @@ class Explorer:
             if tried is not None:
                 discover(tried)
                 here.add(tried.used)
-                self._possible.setdefault(fork, {})[answer] = None
+                self._possible.setdefault(fork, {})[answer] = True
             elif self._cut_short is not None:
                 discover(self._cut_short)
+                self._possible.setdefault(fork, {}).setdefault(answer, False)
             return tried
 
-        before = self._possible.get(fork)
-        answers, mixed = deque(answers_at(fork, asked) if before is None else before), before is not None
+        before = self._possible.get(fork, {})
+        known_answers = before if any(before.values()) else None
+        answers, mixed = deque(known_answers or answers_at(fork, asked)), known_answers is not None
         known = None
         while answers:
             failed = answered(answers.popleft()) is None
             if failed and fork.domain in ("bool", "mask") and asked.count > 1 and not mixed:
                 mixed, known = True, self._known_usage  # one answer for all reads can't be: some of each
                 answers += ("even", "odd")
-        if before is not None:
+        if known_answers is not None:
             return
         if fork.domain == "int" and asked.among is None and answers_at(fork, asked) == (0,):
             self._integers(found, fork, parent, here, discover)
@@ -306,7 +324,7 @@ class Explorer:
                 if self._cut_short is not None:
                     continue  # it came to the loss: another value may do
                 return
-            self._possible.setdefault(fork, {})[value] = None
+            self._possible.setdefault(fork, {})[value] = True
             idle = idle + 1 if outcome.used in seen else 0
             seen.add(outcome.used)
             discover(outcome)
