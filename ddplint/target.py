@@ -38,7 +38,8 @@ class Target:
 
     ``loss(output)`` returns (loss, how it was taken); ``step(model)``, if there is one, stands for inputs and loss.
     ``adapter`` names the frameworks whose ways were followed, "" for a plain module; ``notices`` say what was made up;
-    ``trained(model)`` returns the parameters of the model's optimizers, where the framework has them.
+    ``trained(model)`` returns the parameters of the model's optimizers, where the framework has them. ``zeroes``: the
+    model's step clears gradients itself, and nobody else does (the reducer can tell).
     """
 
     name: str
@@ -49,6 +50,7 @@ class Target:
     adapter: str = ""
     notices: tuple[str, ...] = ()
     trained: Callable[[nn.Module], list[nn.Parameter]] | None = None
+    zeroes: bool = False
 
 
 def take_step(step: Callable[[nn.Module], Any], model: nn.Module) -> Any:
@@ -225,6 +227,7 @@ def load(spec: TargetSpec) -> Target:
         adapter=adapted.name if adapted is not None else "",
         notices=adapted.notices if adapted is not None else (),
         trained=adapted.trained if adapted is not None else None,
+        zeroes=adapted.zeroes if adapted is not None else False,
     )
 
 

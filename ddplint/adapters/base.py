@@ -19,7 +19,8 @@ class Adapted:
 
     ``model`` is what DDP wraps; ``inputs()`` makes example inputs, ``complete(inputs)`` adds to given ones what the model
     needs for a loss; ``loss(output)`` and ``step(model)`` as in ``ddplint.target.Target``; ``trained(model)`` the parameters
-    of its optimizers. None where the framework has nothing to say. ``notices`` say what was made up.
+    of its optimizers. None where the framework has nothing to say. ``zeroes``: the model's step clears gradients itself.
+    ``notices`` say what was made up.
     """
 
     name: str
@@ -29,6 +30,7 @@ class Adapted:
     loss: Callable[[Any], Any] | None = None
     step: Callable[[nn.Module], Any] | None = None
     trained: Callable[[nn.Module], list[nn.Parameter]] | None = None
+    zeroes: bool = False
     notices: tuple[str, ...] = ()
 
 

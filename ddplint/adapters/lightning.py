@@ -13,6 +13,7 @@ import functools
 import inspect
 import random
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -55,10 +56,11 @@ def adapt(made: Any, given: Given) -> Adapted | None:
         return Adapted(NAME, made, trained=_trained)
     if getattr(made.forward, "func", None) is not _training_step:  # a factory may return one module twice
         made.forward = functools.partial(_training_step, made, made.forward)
-    inputs, said = (None, "") if given.inputs or given.known else _batch(made)
-    if not made.automatic_optimization:
-        said = "; ".join(filter(None, ("manual optimization: optimizers do not step", said)))
-    return Adapted(NAME, made, inputs=inputs, loss=_loss, trained=_trained, notices=(f"lightning: {said}",) if said else ())
+    inputs, origin = (None, "") if given.inputs or given.known else _batch(made)
+    manual = not made.automatic_optimization
+    said = "; ".join(text for text in ("optimization is manual: no optimizer steps" if manual else "", origin) if text)
+    notices = (f"lightning: {said}",) if said else ()
+    return Adapted(NAME, made, inputs=inputs, loss=_loss, trained=_trained, zeroes=manual, notices=notices)
 
 
 def _called(module: Any, hook: str, *args: Any) -> None:
@@ -88,12 +90,21 @@ def _training_step(module: Any, forward: Any, *args: Any, **kwargs: Any) -> Any:
     trainer.global_step += 1
     if module.automatic_optimization:
         return output
+    losses = tuple(trainer.strategy.losses)
     wrapper = _wrapper(module)
-    if wrapper is not None:  # the reducer was prepared in manual_backward: DDP's forward must not do so again
-        wrapper.require_backward_grad_sync = False
-        handles: list[Any] = []
-        handles.append(wrapper.register_forward_hook(lambda *_: _sync_again(wrapper, handles)))
-    return tuple(trainer.strategy.losses)
+    if wrapper is None:
+        return losses
+    wrapper.require_backward_grad_sync = False  # manual_backward has prepared the reducer: DDP's forward must not
+    handles: list[Any] = []
+    handles.append(wrapper.register_forward_hook(lambda *_: _sync_again(wrapper, handles)))
+    return _Done(losses)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Done:
+    """Losses that backward has been through already: DDP would put a node of its own behind those that it finds."""
+
+    losses: tuple[torch.Tensor, ...]
 
 
 def _sync_again(wrapper: DistributedDataParallel, handles: list[Any]) -> None:
@@ -125,6 +136,8 @@ def _loss(output: Any) -> Any:
     """
     if isinstance(output, Mapping) and "loss" in output:
         return output["loss"]
+    if isinstance(output, _Done):
+        output = output.losses
     if isinstance(output, tuple) and output and all(isinstance(loss, torch.Tensor) for loss in output):
         return output[-1]
     if isinstance(output, torch.Tensor):
@@ -146,7 +159,7 @@ def _batch(module: Any) -> tuple[Any, str]:
     example = module.example_input_array
     if overridden:
         batch = _first_of(module)
-        return lambda: ((fresh(batch),), {}), "the first batch of train_dataloader()"
+        return lambda: ((fresh(batch),), {}), "training_step gets the first batch of train_dataloader()"
     if example is not None:
         return lambda: ((fresh(example),), {}), "example_input_array stands in for a batch of training_step"
     raise DdplintError(
