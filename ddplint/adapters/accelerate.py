@@ -37,6 +37,28 @@ def is_prepared(made: Any) -> bool:
     return imported() and bool(getattr(made, "_is_accelerate_prepared", False))
 
 
+class _Held:
+    """What the optimizers have that were prepared with a model: names of its own parameters, and others."""
+
+    __slots__ = ("names", "others")  # no state of the model that a path could change
+
+    def __init__(self, names: list[str], others: list[nn.Parameter]) -> None:
+        self.names, self.others = names, others
+
+
+def hold(model: Any, parameters: list[nn.Parameter]) -> None:
+    """Keep with ``model`` what its optimizers have: by name, for parameters are replaced where a model is moved to meta."""
+    names = {id(p): name for name, p in model.named_parameters()}
+    own = [names[id(p)] for p in parameters if id(p) in names]
+    model.ddplint_optimized = _Held(own, [p for p in parameters if id(p) not in names])
+
+
+def held(model: Any) -> list[nn.Parameter]:
+    """What ``hold`` kept."""
+    kept: _Held = model.ddplint_optimized
+    return [*(model.get_parameter(name) for name in kept.names), *kept.others]
+
+
 def taken_apart(made: Any) -> tuple[Any, list[nn.Parameter]]:
     """The one module among several prepared objects, and the parameters of the optimizers among them.
 

@@ -28,13 +28,15 @@ def from_class(factory: Callable[..., Any]) -> Callable[..., Any] | None:
 
 def adapt(made: Any, given: Given) -> Adapted | None:
     """What the framework of ``made`` makes of it; None if it is nobody's. Raises what the target raises."""
-    held, optimized = accelerate.taken_apart(made)
-    prepared = accelerate.is_prepared(held) or held is not made
-    model = held.module if isinstance(held, nn.parallel.DistributedDataParallel) else held
+    whole, optimized = accelerate.taken_apart(made)
+    prepared = accelerate.is_prepared(whole) or whole is not made
+    model = whole.module if isinstance(whole, nn.parallel.DistributedDataParallel) else whole
     found = next((adapted for adapter in _IN_TURN if (adapted := adapter(model, given)) is not None), None)
     if not prepared:
         return found
     found = found or Adapted("", model)
     name = f"{found.name}, {accelerate.NAME}" if found.name else accelerate.NAME
-    trained = (lambda _: optimized) if optimized else found.trained
-    return replace(found, name=name, trained=trained)
+    if not optimized:
+        return replace(found, name=name)
+    accelerate.hold(found.model, optimized)
+    return replace(found, name=name, trained=accelerate.held)
