@@ -232,7 +232,8 @@ def load(spec: TargetSpec) -> Target:
 
 
 def _made(factory: Callable[..., Any], spec: TargetSpec) -> Any:
-    made = factory(**copy.deepcopy(dict(spec.kwargs)))
+    with choose.without_weights():
+        made = factory(**copy.deepcopy(dict(spec.kwargs)))
     if isinstance(made, nn.parallel.DistributedDataParallel) and not accelerate.is_prepared(made):
         return made.module  # names are the wrapped module's, as DDP itself reports them
     return made
@@ -241,8 +242,8 @@ def _made(factory: Callable[..., Any], spec: TargetSpec) -> Any:
 def _adapted(make: Callable[[], Any], given: Given) -> Adapted | None:
     """What the framework that the target uses makes of it, from one building: on meta, where that can be."""
     accelerate.forget()
-    if not choose.imported():
-        return None
+    if not choose.imported() and (given.inputs or given.step):
+        return None  # else the factory may import one
     try:
         with DeviceMode("meta"):
             made = make()

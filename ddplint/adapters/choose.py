@@ -11,6 +11,7 @@ from torch import nn
 
 from ddplint.adapters import accelerate, lightning, peft, timm, transformers
 from ddplint.adapters.base import Adapted, Given
+from ddplint.adapters.transformers import without_weights as without_weights
 
 FRAMEWORKS = ("lightning", "pytorch_lightning", "transformers", "accelerate", "peft", "timm")
 _IN_TURN = (lightning.adapt, peft.adapt, transformers.adapt, timm.adapt)

@@ -7,9 +7,13 @@ model is what DDP wraps, and ``compute_loss`` is the step (transformers/trainer.
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
+import os
 import re
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -18,6 +22,7 @@ from torch import nn
 from ddplint.adapters.base import Adapted, Given, Inputs, fresh, is_a, known
 from ddplint.blame import blame
 from ddplint.errors import DdplintError
+from ddplint.trace.patching import patched
 
 NAME = "transformers"
 _MODEL = ("transformers.modeling_utils", "PreTrainedModel")
@@ -63,6 +68,32 @@ def _configured(config_class: Any, kwargs: dict[str, Any]) -> Any:
     return transformers.AutoConfig.for_model(kind, **kwargs)
 
 
+@contextmanager
+def without_weights() -> Iterator[None]:
+    """While the block runs ``from_pretrained`` builds a model from its configuration and reads no weights.
+
+    The configuration is had as ever: from a folder, the cache or the hub. The model is in training mode, as whatever trains
+    it puts it. Nothing is done where the target has not imported transformers.
+    """
+    if "transformers" not in sys.modules:
+        yield
+        return
+    base = importlib.import_module(_MODEL[0]).PreTrainedModel
+
+    def from_pretrained(cls: Any, /, name: Any, *args: Any, config: Any = None, **kwargs: Any) -> Any:
+        if config is None or isinstance(config, (str, os.PathLike)):
+            config, kwargs = cls.config_class.from_pretrained(config or name, return_unused_kwargs=True, **kwargs)
+        kept = {key: kwargs[key] for key in ("dtype", "torch_dtype", "attn_implementation") if key in kwargs}
+        if kept.get("dtype", kept.get("torch_dtype")) == "auto":
+            kept = {key: value for key, value in kept.items() if not key.endswith("dtype")}
+        model = cls._from_config(config, **kept)
+        model.ddplint_unread = True
+        return model
+
+    with patched(base, from_pretrained=classmethod(from_pretrained)):
+        yield
+
+
 def adapt(made: Any, given: Given) -> Adapted | None:
     """``made`` as transformers trains it; None if it is neither a PreTrainedModel nor a Trainer. Raises DdplintError."""
     if is_a(made, _TRAINER):
@@ -75,6 +106,8 @@ def of_model(model: nn.Module, base: Any, given: Given, name: str = NAME) -> Ada
     if given.step or given.known:
         return Adapted(name, model)
     notices = []
+    if getattr(base, "ddplint_unread", False):
+        notices.append(f"transformers: {type(base).__name__} was built from its configuration, and no weights were read")
     make = None
     if not given.inputs:
         example = _inputs(base)

@@ -122,6 +122,24 @@ def test_a_class_is_built_from_a_configuration_file(tmp_path: Path) -> None:
     assert "the factory raised" in missing
 
 
+def test_from_pretrained_reads_no_weights(tmp_path: Path) -> None:
+    transformers.BertConfig(**SMALL, num_labels=5).save_pretrained(tmp_path / "saved")  # and no weights beside it
+    source = f"""
+def build():
+    from transformers import AutoModelForSequenceClassification
+
+    return AutoModelForSequenceClassification.from_pretrained({str(tmp_path / "saved")!r}, num_labels=3)
+"""
+    found = script(tmp_path, source).analysed("build")
+    assert never(found) == set()
+    assert next(p.shape for p in found.parameters if p.name == "classifier.weight") == (3, 16)
+    assert found.notices[0].endswith(
+        "BertForSequenceClassification was built from its configuration, and no weights were read"
+    )
+    gone = script(tmp_path, source.replace("saved", "gone")).refused("build")
+    assert "the factory raised" in gone
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_a_trainers_compute_loss_is_the_step(tmp_path: Path) -> None:
     source = script(tmp_path, TRAINER.replace("OUT", str(tmp_path / "out")))
