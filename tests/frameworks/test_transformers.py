@@ -142,6 +142,7 @@ def build():
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_trainers_compute_loss_is_the_step(tmp_path: Path) -> None:
+    pytest.importorskip("accelerate")  # Trainer asks for it
     source = script(tmp_path, TRAINER.replace("OUT", str(tmp_path / "out")))
     found = source.analysed("trainer", rehearse=True)
     expected: set[str] = set()
@@ -164,6 +165,7 @@ def test_a_trainers_compute_loss_is_the_step(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_trainers_dataset_that_fails_is_one_line(tmp_path: Path) -> None:
+    pytest.importorskip("accelerate")  # Trainer asks for it
     source = TRAINER.replace("OUT", str(tmp_path / "out")).replace("train_dataset=data", "train_dataset=[1, 2]")
     line = script(tmp_path, source).refused("trainer")
     assert line.startswith("the Trainer's train_dataset raised") or ": the Trainer's train_dataset raised" in line
