@@ -254,14 +254,16 @@ def _adapted(make: Callable[[], Any], given: Given) -> Adapted | None:
         failed: Exception | None = error
     else:
         failed = None  # a batch that the module itself holds: it needs its values
+    doing = "the factory"
     try:
         with DeviceMode("cpu"):
             made = make()
+        doing = "what the factory returned"
+        return choose.adapt(made, given)
     except DdplintError:
         raise
     except Exception as error:
-        raise blame("the factory", error) from (failed or error)
-    return choose.adapt(made, given)
+        raise blame(doing, error) from (failed or error)
 
 
 def _build(make: Callable[[], Any], spec: TargetSpec, given: Given) -> nn.Module:

@@ -208,11 +208,14 @@ def _ids(base: Any) -> torch.Tensor:
     length = max(2, min(LENGTH, positions - 2))
     names = ("pad_token_id", "bos_token_id", "eos_token_id", "sep_token_id", "cls_token_id", "mask_token_id", "unk_token_id")
     special = {getattr(text, name, None) for name in names}
-    plain = [token for token in range(min(text.vocab_size, 64)) if token not in special] or [0]
-    shape = (BATCH, CHOICES, length) if _head(base) == "MultipleChoice" else (BATCH, length)
+    size = getattr(text, "vocab_size", 64)  # CANINE hashes characters, and has none
+    plain = [token for token in range(min(size, 64)) if token not in special] or [0]
+    # Without padding a decoder's classification head takes a single row.
+    rows = 1 if _head(base) == "SequenceClassification" and getattr(text, "pad_token_id", None) is None else BATCH
+    shape = (rows, CHOICES, length) if _head(base) == "MultipleChoice" else (rows, length)
     ids = torch.tensor(plain)[torch.arange(torch.Size(shape).numel()) % len(plain)].reshape(shape)
     end = getattr(text, "eos_token_id", None)
-    if isinstance(end, int) and 0 <= end < text.vocab_size:
+    if isinstance(end, int) and 0 <= end < size:
         ids[..., -1] = end  # BART's classification head reads the last of them
     return ids
 
@@ -301,7 +304,7 @@ def _label(base: Any, head: str, inputs: Mapping[str, Any], rows: int) -> Any:
         return _cycle((rows, *inputs["pixel_values"].shape[-2:]), count) if "pixel_values" in inputs else None
     if head == "CTC":
         return 1 + _cycle((rows, TRANSCRIPT), max(config.vocab_size - 1, 1))
-    if head in ("CausalLM", "MaskedLM", "PreTraining", "ConditionalGeneration", "SpeechSeq2Seq"):
+    if head in ("CausalLM", "MaskedLM", "PreTraining", "ConditionalGeneration", "SpeechSeq2Seq") or base.can_generate():
         ids = inputs.get("input_ids")
         return ids.clone() if isinstance(ids, torch.Tensor) else _ids(base) if "decoder_input_ids" in _takes(base) else None
     return None

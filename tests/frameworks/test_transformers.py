@@ -206,6 +206,18 @@ def seq2seq() -> Any:
     )  # fmt: skip
 
 
+def gpt2() -> Any:
+    return transformers.GPT2Config(vocab_size=40, n_embd=16, n_layer=1, n_head=2, n_positions=16)
+
+
+def marian() -> Any:
+    return transformers.MarianConfig(
+        vocab_size=40, d_model=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2, decoder_attention_heads=2,
+        encoder_ffn_dim=16, decoder_ffn_dim=16, max_position_embeddings=24, pad_token_id=39, decoder_start_token_id=39,
+        eos_token_id=0, forced_eos_token_id=0,
+    )  # fmt: skip
+
+
 def t5() -> Any:
     return transformers.T5Config(
         vocab_size=40, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2, decoder_start_token_id=0
@@ -240,6 +252,11 @@ HEADS: list[tuple[str, Any]] = [
     ("BertForMultipleChoice", bert_like()),
     ("BertForQuestionAnswering", bert_like()),
     ("GPT2LMHeadModel", transformers.GPT2Config(vocab_size=40, n_embd=16, n_layer=1, n_head=2, n_positions=16)),
+    (
+        "GPT2ForSequenceClassification",
+        transformers.GPT2Config(vocab_size=40, n_embd=16, n_layer=1, n_head=2, n_positions=16),
+    ),
+    ("MarianMTModel", marian()),
     ("Wav2Vec2ForCTC", speech(vocab_size=20)),
     ("Wav2Vec2ForSequenceClassification", speech(num_labels=3)),
     ("ViTForImageClassification", vision(num_labels=3)),
