@@ -85,7 +85,7 @@ class Explorer:
         self._fixed: frozenset[int] = frozenset()  # ids of the model's tensors that no step writes
         self._unwatched = False  # something drew by names that were bound before draws were watched: no fork, but seeds
         self._remembers = False  # a step leaves more behind than BatchNorm does
-        self._known: dict[Fork, Asked] = {}  # every fork that was discovered, as it was first asked
+        self._first_asked: dict[Fork, Asked] = {}  # every fork that was come to, as it was first asked
         # The answers that can be given, in order, and whether one led to an end: where the loss had no gradient, it may
         # have one on another path.
         self._possible: dict[Fork, dict[Answer, bool]] = {}
@@ -207,14 +207,16 @@ class Explorer:
         another path. The last steps find what takes several answers at once: a branch within another's alternative, of
         which neither is taken by the example inputs; flags that are read apart and tested together.
         """
+        known: set[Fork] = set()  # those that are answered, or are going to be
         attempts: Counter[Fork] = Counter()
         queue: deque[tuple[Fork, Outcome]] = deque()
 
         def discover(outcome: Outcome) -> None:
             for fork, asked in outcome.asked.items():
                 constant = asked.held is not None and asked.held <= self._fixed
-                if fork not in self._known and not constant:
-                    self._known[fork] = asked
+                self._first_asked.setdefault(fork, asked)
+                if fork not in known and not constant:
+                    known.add(fork)
                     queue.append((fork, outcome))
 
         def drain() -> None:
@@ -224,7 +226,7 @@ class Explorer:
                 self._answered(found, fork, parent, discover)
                 ended = any(self._possible.get(fork, {}).values())
                 if not ended and attempts[fork] < ATTEMPTS and self._cut_short is not None:
-                    self._known.pop(fork, None)
+                    known.discard(fork)
 
         for outcome in [*found.outcomes, *self._stuck]:
             discover(outcome)
@@ -334,7 +336,7 @@ class Explorer:
     def _forced(self, parent: Outcome, fork: Fork, answer: Answer) -> Plan:
         """``parent``'s plan with ``answer`` at ``fork``, and at every other fork that reads the very same value."""
         forced: dict[Fork, Answer] = {}
-        asked = {**self._known, **parent.asked}
+        asked = {**self._first_asked, **parent.asked}
         read = asked[fork].expressions
         for other, like in asked.items():
             if other == fork or not read or [h for h, _ in like.expressions] != [h for h, _ in read]:
