@@ -17,7 +17,7 @@ from ddplint.config import Project, find_rule_file
 from ddplint.errors import DdplintError
 from ddplint.explain import find
 from ddplint.fields import faults, shown
-from ddplint.report import Result
+from ddplint.report import Report, Result, github
 from ddplint.request import Device, Request
 from ddplint.rules import FIELDS, RuleFile, TargetSpec, load_rule_file
 
@@ -142,7 +142,7 @@ def checked(subject: Subject | DdplintError, options: Options) -> Result:
         raise subject
     analysis = analysed(subject, options, rehearse=True)
     findings = registry.run(Case(analysis, subject.rules), options.select, options.ignore)
-    return Result(analysis, findings, subject.rules)
+    return Result(analysis, findings, subject.rules, registry.chosen(options.select, options.ignore))
 
 
 def explained(subject: Subject, name: str, options: Options) -> tuple[Parameter, Analysis]:
@@ -236,3 +236,19 @@ def replace_file(path: Path, text: str) -> None:
             draft.unlink(missing_ok=True)
     except OSError as error:
         raise DdplintError(f"can't be written: {error.strerror}", where=shown(path), fix="name another file") from None
+
+
+def add_step_summary(format: str, report: Report) -> tuple[str, ...]:
+    """In a step of GitHub Actions, append ``report`` to the job's summary if it is written as ``github``.
+
+    Returns what is to be said of it: a sentence if the file can't be written, for the report itself is whole without it.
+    """
+    path = os.environ.get("GITHUB_STEP_SUMMARY")
+    if format != "github" or not path:
+        return ()
+    try:
+        with open(path, "a", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(github.summary(report))
+    except OSError as error:
+        return (f"{path}: the job's summary can't be written: {error.strerror}; see the report itself",)
+    return ()

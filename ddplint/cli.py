@@ -20,7 +20,7 @@ from ddplint.checking import Options, Subject
 from ddplint.checks import registry
 from ddplint.config import Project, find_project
 from ddplint.errors import DdplintError
-from ddplint.report import FORMATS, Report, render
+from ddplint.report import FORMATS, Report, Unchecked, render
 from ddplint.request import Device
 from ddplint.worker import EngineError
 
@@ -227,7 +227,7 @@ def _check(
         subjects: tuple[Subject | DdplintError, ...] = (_subject(project, None, target),)
     else:
         subjects = checking.chosen(project, ckpt, every)
-    results, failed = [], False
+    results, unchecked = [], []
     for number, subject in enumerate(subjects, 1):
         several = len(subjects) > 1 and isinstance(subject, Subject)
         title = subject.title if several and isinstance(subject, Subject) else ""
@@ -237,15 +237,16 @@ def _check(
             result = checking.checked(subject, options)
         except Exception as error:
             _say_error(error, click.get_current_context().params["debug"], title)
-            failed = True
+            unchecked.append(Unchecked(title or "a checkpoint type", str(error)))
         else:
             _say_notices(result.analysis.notices, title, options.quiet)
             results.append(result)
-    report = Report(tuple(results))
+    report = Report(tuple(results), unchecked=tuple(unchecked))
     if results:
         text = render(format_, report)
         _print(text) if output is None else checking.replace_file(output, text)
-    if failed:
+        _say_notices(checking.add_step_summary(format_, report), "", options.quiet)
+    if unchecked:
         return NOT_CHECKED
     return FINDINGS if report.fails and not exit_zero else CLEAN
 

@@ -6,9 +6,9 @@ import importlib
 import pkgutil
 
 from ddplint.errors import DdplintError
-from ddplint.report.model import Report, Result
+from ddplint.report.model import Report, Result, Unchecked
 
-__all__ = ["FORMATS", "Report", "Result", "render"]
+__all__ = ["FORMATS", "Report", "Result", "Unchecked", "render"]
 
 _MODULES = {name.rstrip("_"): name for _, name, _ in pkgutil.iter_modules(__path__) if name != "model"}
 

@@ -18,11 +18,15 @@ Flag = Literal["not-needed", "needed", "insufficient"]
 
 @dataclass(frozen=True)  # without slots: what is asked for often is kept
 class Result:
-    """One checkpoint type, or a bare target (``rules`` None), with its trace and the findings about it."""
+    """One checkpoint type, or a bare target (``rules`` None), with its trace and the findings about it.
+
+    ``codes`` are those of the checks that were asked; None: all.
+    """
 
     analysis: Analysis
     findings: tuple[Finding, ...] = ()
     rules: RuleFile | None = None
+    codes: tuple[str, ...] | None = None
 
     @property
     def ckpt(self) -> str | None:
@@ -70,11 +74,20 @@ class Result:
 
 
 @dataclass(frozen=True, slots=True)
+class Unchecked:
+    """A checkpoint type or target that could not be checked, with the sentence that says why."""
+
+    title: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """All results of one run. ``folder`` is the working folder that paths are made relative to."""
 
     results: tuple[Result, ...]
     folder: str = field(default_factory=os.getcwd)
+    unchecked: tuple[Unchecked, ...] = ()
 
     @property
     def fails(self) -> bool:
