@@ -1,4 +1,4 @@
-"""Markdown for a comment on a pull request: the verdict, then what is wrong, then what is unused, by module.
+"""Markdown for a comment on a pull request: the verdict, then what is unused, by module, then what is wrong.
 
 What comes from the target is escaped: a parameter or a source line makes no markup, no HTML and no mention. Every part
 closes what it opens, so that a report that is too long can do without any of them.
@@ -6,6 +6,7 @@ closes what it opens, so that a report that is too long can do without any of th
 
 from __future__ import annotations
 
+import html
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,7 +19,7 @@ from ddplint.report.model import Report, Result
 LONGEST = 65_536
 """Characters of a comment on GitHub; counted here in UTF-8 bytes, of which there are never fewer."""
 
-OPEN, ROWS = 3, 50  # findings shown unfolded; rows of a table
+OPEN, OPEN_ROWS, ROWS = 3, 10, 50  # findings and rows that are shown unfolded; rows of a table
 
 _FLAGS = (OFF, ON, STATIC)
 
@@ -47,7 +48,7 @@ def _parts(report: Report) -> Iterator[str]:
     yield f"## ddplint: {_verdict(report)}"
     if report.results:
         yield _table(
-            ("", "verdict", "always", "sometimes", "never", *(code(flag) for flag in _FLAGS)),
+            ("checkpoint type", "verdict", "always", "sometimes", "never", *(code(flag) for flag in _FLAGS)),
             [_summary(report, result) for result in report.results],
         )
     for entry in report.unchecked:
@@ -55,10 +56,10 @@ def _parts(report: Report) -> Iterator[str]:
     for result in report.results:
         if result.findings or result.analysis.unused():
             yield f"### {prose(report.title(result))}"
-            for finding in result.findings:
-                yield _finding(report, finding, folded=len(result.findings) > OPEN)
         if result.analysis.unused():
             yield _unused(report, result)
+        for finding in result.findings:
+            yield _finding(report, finding, folded=len(result.findings) > OPEN)
 
 
 def _verdict(report: Report) -> str:
@@ -79,10 +80,10 @@ def _summary(report: Report, result: Result) -> tuple[str, ...]:
 
 
 def _finding(report: Report, finding: Finding, folded: bool) -> str:
-    where = f" {code(_place(report, finding.location))}" if finding.location else ""
-    title = f"<b>{finding.code} {finding.name}</b> ({finding.severity})"
+    where = f" <code>{html.escape(_place(report, finding.location))}</code>" if finding.location else ""
+    title = f"<b>{finding.code} {finding.name}</b> ({finding.severity}){where}"
     sentence, _, verbatim = finding.fix.partition("\n")
-    lines = [f"<details{'' if folded else ' open'}><summary>{title}</summary>", "", f"{prose(finding.message)}{where}", ""]
+    lines = [f"<details{'' if folded else ' open'}><summary>{title}</summary>", "", prose(finding.message), ""]
     if finding.location and finding.location.text:
         lines += [fenced(finding.location.text, "python"), ""]
     lines += [f"Fix: {prose(sentence)}", ""]
@@ -92,7 +93,7 @@ def _finding(report: Report, finding: Finding, folded: bool) -> str:
 
 
 def _unused(report: Report, result: Result) -> str:
-    """The table by module, folded: a row for each group of parameters that one place explains."""
+    """The table by module, folded if long: a row for each group of parameters that one place and one entry explain."""
     groups = [part for group in by_place(result.analysis.unused()) for part in _by_entry(result, group)]
     whole = sum(p.numel for p in result.trainable)
     rows = [_row(report, result, group, whole) for group in groups[:ROWS]]
@@ -101,7 +102,8 @@ def _unused(report: Report, result: Result) -> str:
     left_out = sum(len(group) for group in groups[ROWS:])
     more = f"\n\nand {count(left_out, 'parameter')} of {count(len(groups) - ROWS, 'more place')}" if left_out else ""
     title = f"{count(len(unused), 'unused parameter')} ({size(sum(p.bytes for p in unused))}), by module"
-    return f"<details><summary>{title}</summary>\n\n{_table(heading, rows)}{more}\n\n</details>"
+    unfolded = " open" if len(groups) <= OPEN_ROWS else ""
+    return f"<details{unfolded}><summary>{title}</summary>\n\n{_table(heading, rows)}{more}\n\n</details>"
 
 
 def _by_entry(result: Result, group: Sequence[Parameter]) -> Iterator[tuple[Parameter, ...]]:
