@@ -1,6 +1,6 @@
 """JUnit XML, for anything that shows test results: a suite is a checkpoint type, a test case is a rule.
 
-Elements and attributes are those of Jenkins' schema (jenkins-junit.xsd in jenkinsci/xunit-plugin), in its order; there are
+Elements and attributes are those of Jenkins' schema (junit-10.xsd in jenkinsci/xunit-plugin), in its order; there are
 no times, so two runs give the same bytes. ASCII, whatever the names hold.
 """
 

@@ -48,7 +48,7 @@ def _parts(report: Report) -> Iterator[str]:
     yield f"## ddplint: {_verdict(report)}"
     if report.results:
         yield _table(
-            ("checkpoint type", "verdict", "always", "sometimes", "never", *(code(flag) for flag in _FLAGS)),
+            ("checkpoint type", "verdict", "always", "sometimes", "never", "undocumented", *(code(flag) for flag in _FLAGS)),
             [_summary(report, result) for result in report.results],
         )
     for entry in report.unchecked:
@@ -74,9 +74,16 @@ def _summary(report: Report, result: Result) -> tuple[str, ...]:
     found = Counter(finding.severity for finding in result.findings)
     faults = [count(found[severity], severity) for severity in ("error", "warning") if found[severity]]
     numbers = (f"{len(result.with_usage(usage)):,}" for usage in ("always", "sometimes", "never"))
+    undocumented = sum(result.case.documented_by(p) is None for p in result.analysis.unused())
     outcomes = (result.case.outcome(flag) or "not rehearsed" for flag in _FLAGS)
     incomplete = " (not every path was traced)" if result.usage == "incomplete" else ""
-    return (f"**{prose(report.title(result))}**", (", ".join(faults) or "ok") + incomplete, *numbers, *outcomes)
+    return (
+        f"**{prose(report.title(result))}**",
+        (", ".join(faults) or "ok") + incomplete,
+        *numbers,
+        f"{undocumented:,}",
+        *outcomes,
+    )
 
 
 def _finding(report: Report, finding: Finding, folded: bool) -> str:

@@ -45,9 +45,9 @@ def test_the_verdict_comes_first() -> None:
 
 def test_a_row_for_each_type() -> None:
     heading, _, first, second = rows(rendered(DEAD, CLEAN))[:4]
-    assert heading[1:5] == ["verdict", "always", "sometimes", "never"]
-    assert first == ["**hybrid**", "1 error, 1 warning", "1", "0", "1", "reduction_error", "ok", "ok"]
-    assert second == ["**model.py:build**", "ok", "1", "0", "0", *["not rehearsed"] * 3]
+    assert heading[1:6] == ["verdict", "always", "sometimes", "never", "undocumented"]
+    assert first == ["**hybrid**", "1 error, 1 warning", "1", "0", "1", "1", "reduction_error", "ok", "ok"]
+    assert second == ["**model.py:build**", "ok", "1", "0", "0", "0", *["not rehearsed"] * 3]
 
 
 def test_what_could_not_be_checked_is_in_the_verdict() -> None:
