@@ -61,27 +61,22 @@ def nearest(case: Case, finding: Finding, home: Repository) -> Location | None:
     Nearest are, in this order: other places on the way of its parameters, the rule entry about them, the target's
     factory, the rule file as a whole.
     """
-    places = (
-        finding.location,
-        *(place for parameter in about(case, finding) for place in _places(parameter)),
-        entry_place(case, finding),
-        factory(case, home),
-        rule_place(case),
-    )
-    return next((own for place in places if (own := home.own(place)) is not None), None)
+    candidates = _candidates(case, finding, home)
+    return next((own for place in candidates if (own := home.own(place)) is not None), None)
+
+
+def _candidates(case: Case, finding: Finding, home: Repository) -> Iterator[Location | None]:
+    yield finding.location
+    for parameter in about(case, finding):
+        yield from (parameter.location, parameter.checkpoint, parameter.bypass, parameter.zeroed)
+    yield entry_place(case, finding)
+    yield factory(case, home)
+    yield rule_place(case)
 
 
 def about(case: Case, finding: Finding) -> Iterator[Parameter]:
     """The parameters that ``finding`` names, in its order."""
-    wanted = dict.fromkeys(finding.parameters)
-    known = {p.name: p for p in case.analysis.parameters if p.name in wanted}
-    return (known[name] for name in wanted if name in known)
-
-
-def _places(parameter: Parameter) -> Iterator[Location]:
-    for place in (parameter.location, parameter.checkpoint, parameter.bypass, parameter.zeroed):
-        if place is not None:
-            yield place
+    return (case.named[name] for name in dict.fromkeys(finding.parameters) if name in case.named)
 
 
 def rule_place(case: Case) -> Location | None:

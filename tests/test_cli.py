@@ -247,7 +247,7 @@ def test_where_nothing_can_be_checked_there_is_no_report(traced: Worker, call: C
 def test_the_summary_of_a_step_does_not_change_the_exit_code(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", "summary.md")
     assert call("check", "--ckpt", "poor", "--format", "github")[::2] == (1, "")
-    assert Path("summary.md").read_text().startswith("## ddplint: 1 error\n")
+    assert Path("summary.md").read_text().startswith("## ddplint: 1 error")
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", "no/summary.md")
     code, out, err = call("check", "--ckpt", "poor", "--format", "github")
     assert (code, out.startswith("::error ")) == (1, True)

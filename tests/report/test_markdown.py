@@ -15,7 +15,7 @@ from tests.made import analysis, entry, line, rehearsal, rules, unused, used
 
 def checked(*parameters: Any, rule_file: Any = None, **more: Any) -> Result:
     result = Result(analysis(*parameters, **more), rules=rule_file)
-    return Result(result.analysis, registry.run(result.case), rule_file)
+    return Result(result.analysis, registry.run(result.case, ("DDP101", "DDP201")), rule_file)
 
 
 def rendered(*results: Result, **more: Any) -> str:

