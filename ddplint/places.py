@@ -131,12 +131,11 @@ def way(case: Case, finding: Finding, home: Repository) -> list[tuple[Location, 
 
     Empty if the place that leaves them unused, or hides them from DDP, is not in the repository.
     """
-    cuts: dict[Location, str] = {}
+    found: dict[Location, str] = {}
     for parameter in about(case, finding):
         for place, sentence in _cuts(parameter):
-            own = home.own(place)
-            if own is not None:
-                cuts.setdefault(own, sentence)
+            found.setdefault(place, sentence)
+    cuts = {own: sentence for place, sentence in found.items() if (own := home.own(place)) is not None}
     if not cuts:
         return []
     steps = list(cuts.items())
@@ -148,13 +147,15 @@ def way(case: Case, finding: Finding, home: Repository) -> list[tuple[Location, 
     return steps
 
 
-def _cuts(parameter: Parameter) -> Iterator[tuple[Location | None, str]]:
-    if parameter.location is not None:
-        why = f": {parameter.why}" if parameter.why else ""
-        yield parameter.location, f"`{parameter.name}` is {parameter.cause or 'left out'}{why}"
-    yield parameter.checkpoint, f"a re-entrant checkpoint hides `{parameter.name}` from DDP's search"
-    yield parameter.bypass, f"the loss uses `{parameter.name}` past the wrapped forward"
-    yield parameter.zeroed, f"all that `{parameter.name}` adds to the loss is multiplied by zero"
+def _cuts(parameter: Parameter) -> Iterator[tuple[Location, str]]:
+    why = f": {parameter.why}" if parameter.why else ""
+    told = (
+        (parameter.location, f"`{parameter.name}` is {parameter.cause or 'left out'}{why}"),
+        (parameter.checkpoint, f"a re-entrant checkpoint hides `{parameter.name}` from DDP's search"),
+        (parameter.bypass, f"the loss uses `{parameter.name}` past the wrapped forward"),
+        (parameter.zeroed, f"all that `{parameter.name}` adds to the loss is multiplied by zero"),
+    )
+    return ((place, sentence) for place, sentence in told if place is not None)
 
 
 def fingerprints(title: str, findings: Sequence[Finding]) -> list[str]:
