@@ -1,7 +1,7 @@
 """GitLab's code quality report: a list of issues, shown in the merge request.
 
 The keys, the names of the severities and that a fingerprint is unique are from GitLab's documentation,
-doc/ci/testing/code_quality.md, "Code Quality report format".
+doc/ci/testing/code_quality.md, the table under "Implement a custom tool" (later "Code Quality report format").
 """
 
 from __future__ import annotations

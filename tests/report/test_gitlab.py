@@ -14,8 +14,8 @@ from ddplint.checks.base import Finding, Severity
 from ddplint.report import Report, Result, render
 from tests.made import analysis, entry, line, rules, unused, used
 
-# gitlab-org/gitlab, doc/ci/testing/code_quality.md, "Code Quality report format": the keys of its table, the names of the
-# severities, a path without "./" in front; that a report is one array of such objects stands in the same place.
+# gitlab-org/gitlab, doc/ci/testing/code_quality.md, the table under "Implement a custom tool" (later "Code Quality report
+# format"): an array of objects with these keys, the names of the severities, a relative path.
 SCHEMA = {
     "type": "array",
     "items": {
