@@ -7,9 +7,9 @@ import pkgutil
 from types import ModuleType
 
 from ddplint.errors import DdplintError
-from ddplint.report.model import Report, Result
+from ddplint.report.model import Report, Result, Unchecked
 
-__all__ = ["FORMATS", "Report", "Result", "ready", "render"]
+__all__ = ["FORMATS", "Report", "Result", "Unchecked", "ready", "render"]
 
 _MODULES = {name.rstrip("_"): name for _, name, _ in pkgutil.iter_modules(__path__) if name != "model"}
 
