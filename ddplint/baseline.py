@@ -9,12 +9,15 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from ddplint import checking
 from ddplint.analysis import Analysis
@@ -55,6 +58,7 @@ def checkout(project: Project, working: Path, rules: Path | None, rev: str) -> I
     commit = _git(top, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{rev}^{{commit}}", rev=rev)
     folder = Path(tempfile.mkdtemp(prefix="ddplint-base-")).resolve()
     tree = folder / "tree"
+    before = _terminating()
     try:
         _git(top, "worktree", "add", "--detach", "--force", str(tree), commit)
         there = _moved(working, top, tree)
@@ -70,8 +74,21 @@ def checkout(project: Project, working: Path, rules: Path | None, rev: str) -> I
         with contextlib.suppress(DdplintError):
             _git(top, "worktree", "remove", "--force", str(tree))
         shutil.rmtree(folder, ignore_errors=True)
-        with contextlib.suppress(DdplintError):
-            _git(top, "worktree", "prune")
+        if before is not None:
+            signal.signal(signal.SIGTERM, before)
+
+
+def _terminating() -> Any:
+    """Let SIGTERM end the process as an exit does, so that nothing is left behind. Returns what it did before; None where
+    that can't be changed (another thread than the main one).
+    """
+
+    def leave(*_: object) -> None:
+        sys.exit(128 + signal.SIGTERM)
+
+    if threading.current_thread() is not threading.main_thread():
+        return None
+    return signal.signal(signal.SIGTERM, leave)
 
 
 @contextlib.contextmanager
@@ -215,18 +232,21 @@ def difference(
     """What changed from ``was`` (None: there was nothing) to ``now``.
 
     *Stranded*: trainable parameters that are unused, or used on fewer paths, and were not so before. Not those that an
-    entry covers by a pattern which this change writes: that is how it is agreed to. *Freed*: what was unused and is used
-    on every path now, or gone.
+    entry covers by a pattern which this change writes for them and for nothing else that is unused: that is how it is
+    agreed to. *Freed*: what was unused and is used on every path now, or gone.
     """
     known = {p.name: p for p in was.parameters} if was is not None else {}
-    old = {pattern for entry in before.unused for pattern in entry.params} if before is not None else set()
-    agreed = [pattern for entry in rules.unused for pattern in entry.params if pattern not in old] if rules else []
-    stranded, freed = [], []
+    worse = []
     for p in now.unused():
         earlier = known.get(p.name)
-        same = earlier is not None and earlier.trainable and earlier.usage in (p.usage, "never")
-        if not same and not any(matches(pattern, name) for pattern in agreed for name in (p.name, *p.aliases)):
-            stranded.append(p.name)
+        if earlier is None or not earlier.trainable or earlier.usage not in (p.usage, "never"):
+            worse.append(p)
+    old = {pattern for entry in before.unused for pattern in entry.params} if before is not None else set()
+    written = [pattern for entry in rules.unused for pattern in entry.params if pattern not in old] if rules else []
+    others = [name for p in now.unused() if p not in worse for name in (p.name, *p.aliases)]
+    agreed = [pattern for pattern in written if was is None or not any(matches(pattern, name) for name in others)]
+    stranded = [p.name for p in worse if not any(matches(g, name) for g in agreed for name in (p.name, *p.aliases))]
+    freed: list[str] = []
     unused = {p.name for p in now.unused()}
     if was is not None:
         freed = [p.name for p in was.unused() if p.name not in unused]

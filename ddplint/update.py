@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import tomllib
+from codecs import BOM_UTF8
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -79,8 +80,9 @@ def updated(rules: RuleFile, analysis: Analysis) -> Update:
     """``rules``' file with exactly what ``analysis`` found documented.
 
     A pattern that covers nothing else than it should stays as it is written, one that covers some parameters rightly is
-    narrowed to these, any other goes, and with the last one its entry and the comment right above it. Entries of action
-    ``strip`` and optional ones may name what is not there. What no entry covers gets new ones, with the reason "TODO".
+    narrowed to these, any other goes, and with the last one its entry. Comments stay, also what was said above an entry that
+    went. Entries of action ``strip`` and optional ones may name what is not there. What no entry covers gets new ones, with
+    the reason "TODO".
 
     Raises DdplintError where the trace can't be relied on, or the file can't be edited.
     """
@@ -94,13 +96,13 @@ def updated(rules: RuleFile, analysis: Analysis) -> Update:
     kept: list[UnusedRule] = []
     narrowed = removed = 0
     gone: list[tuple[int, int, list[str]]] = []  # from line, to line (from 0, without the last), what comes in their place
-    for entry, (head, start, end) in zip(rules.unused, blocks, strict=True):
+    for entry, (start, end) in zip(rules.unused, blocks, strict=True):
         params = _right(entry, case)
         if params == entry.params:
             kept.append(entry)
         elif not params:
             removed += 1
-            gone.append((head, end, []))
+            gone.append((start, end, []))
         else:
             narrowed += 1
             kept.append(replace(entry, params=params))
@@ -114,6 +116,8 @@ def updated(rules: RuleFile, analysis: Analysis) -> Update:
         added = newline.join(entry_of(group, analysis, reason=TODO))
         body = f"{body}{newline}{newline}{added}"
     after = text if not gone and not new else f"{body}{newline}"
+    if path.read_bytes().startswith(BOM_UTF8):
+        text, after = f"\ufeff{text}", f"\ufeff{after}"
     found = Update(path, text, after, len(new), narrowed, removed)
     _refuse_untrue(found, rules, analysis)
     return found
@@ -130,8 +134,8 @@ def _refuse_unsure(rules: RuleFile, analysis: Analysis) -> None:
         raise DdplintError(f"the answers about {name} differ (DDP902)", where=where, fix="report it; nothing is written")
 
 
-def _blocks(text: str, number: int, path: Path) -> list[tuple[int, int, int]]:
-    """For each ``[[unused]]`` entry its lines, from 0: where the comment above it starts, its header, the line behind it."""
+def _blocks(text: str, number: int, path: Path) -> list[tuple[int, int]]:
+    """For each ``[[unused]]`` entry its lines, from 0: its header's, and the line behind it. A comment above is no part."""
     places = key_lines(text)
     lines = text.splitlines()
     found = []
@@ -146,7 +150,7 @@ def _blocks(text: str, number: int, path: Path) -> list[tuple[int, int, int]]:
         end = _above(lines, behind - 1)
         while end > start and not lines[end - 1].strip():
             end -= 1
-        found.append((_above(lines, start - 1), start - 1, _with_blank(lines, end)))
+        found.append((start - 1, _with_blank(lines, end)))
     return found
 
 

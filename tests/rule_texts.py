@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from random import Random
+
 from hypothesis import strategies as st
 
 GOOD = '''\
@@ -190,3 +192,39 @@ def mutated(text: str, mutations: list[tuple[str, int, int, str]]) -> str:
         middle = {"delete": "", "insert": sign + part, "swap": part[::-1], "duplicate": part * 2}[kind]
         text = text[:at] + middle + text[at + length :]
     return text
+
+
+SIGNS = (
+    b'"',
+    b"'",
+    b"[",
+    b"]",
+    b"{",
+    b"}",
+    b"=",
+    b".",
+    b"\n",
+    b"#",
+    b"\\",
+    b"*",
+    b"true",
+    b"-1",
+    b"\r",
+    b"\xc3",
+    b"\0",
+    b"[[unused]]",
+)
+
+
+def damaged(seed: int) -> bytes:
+    """GOOD with one to four mutations, the same for the same seed: of bytes, so that it may be no UTF-8 either."""
+    random = Random(seed)
+    data = GOOD.encode()
+    for _ in range(random.randint(1, 4)):
+        at, length = random.randrange(len(data) + 1), random.choice((0, 1, 1, 2, 5, 20, 80))
+        part = data[at : at + length]
+        changed = random.choice(
+            (b"", part[::-1], part * 2, random.choice(SIGNS) + part, random.choice(SIGNS), random.randbytes(2))
+        )
+        data = data[:at] + changed + data[at + length :]
+    return data if random.random() < 0.95 else data[: random.randrange(len(data) + 1)]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -150,3 +151,56 @@ def test_what_the_target_raises_is_one_line() -> None:
         run(TargetSpec(f"{__name__}:Net", inputs=()))
     assert "\n" not in str(caught.value)
     assert "forward raised TypeError" in str(caught.value)
+
+
+RENAMES = """
+import torch
+from torch import nn
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.again = self.one
+        self.one.weight = self.two.weight
+
+    def forward(self, x):
+        return self.one(x) + self.two(x)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.block = Block()
+
+    def forward(self, x):
+        doubled = {name: p * 2 for name, p in self.block.named_parameters()}
+        return torch.func.functional_call(self.block, doubled, (x,))
+
+
+def build():
+    return Net()
+
+
+def inputs():
+    return (torch.ones(2, 4),), {}
+
+
+def loss(output):
+    return output.sum()
+"""
+
+
+def test_names_are_those_that_the_model_was_built_with(tmp_path: Path) -> None:
+    """``functional_call`` on shared weights with an alias leaves the model with others; DDP has wrapped it before."""
+    (tmp_path / "renames.py").write_text(RENAMES)
+    space: dict[str, Any] = {}
+    exec(RENAMES, space)
+    model = space["build"]()
+    before = [name for name, _ in model.named_parameters()]
+    model(torch.ones(2, 4))
+    assert [name for name, _ in model.named_parameters()] != before
+    found = analyse(Request(TargetSpec("renames.py:build", base=str(tmp_path), from_module=True), rehearse=False))
+    assert [p.name for p in found.parameters] == before
+    assert {p.usage for p in found.parameters} == {"always"}

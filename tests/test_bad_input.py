@@ -13,6 +13,16 @@ from pathlib import Path
 
 import pytest
 
+from ddplint import cli, worker
+from ddplint.analysis import Analysis
+from ddplint.errors import DdplintError
+from ddplint.request import Request
+from ddplint.rules import load_rule_file
+from tests.made import analysis, unused, used
+from tests.rule_texts import damaged
+
+DAMAGED = int(os.environ.get("DDPLINT_DAMAGED", "300"))  # rule files; 5000 for a thorough run
+
 ROOT = Path(__file__).resolve().parent.parent
 
 # A target in which nothing is wrong; each case below replaces one part.
@@ -191,3 +201,54 @@ def test_one_line_and_exit_2(name: str, done: Mapping[str, Future[subprocess.Com
         assert f"target.py:{line_of(bad.target, bad.at)}" in line
     assert "ddplint/" not in line
     assert "bug of ddplint" not in line
+
+
+FOUND = analysis(used("encoder.0.weight"), used("encoder.0.bias"), unused("vocab_module.weight"), unused("a.b"))
+
+
+def test_damaged_rule_files_are_refused_in_one_line_or_hold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``check`` and ``update`` on mutated files: exit 2, one line, nothing written; or the file is right after all."""
+
+    def answer(request: Request, **_: object) -> Analysis:
+        return FOUND
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as left:
+            cli.main([*arguments])
+        assert isinstance(left.value.code, int)
+        return left.value.code, *capsys.readouterr()
+
+    monkeypatch.setattr(worker, "run", answer)
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "rules" / "hybrid.toml"
+    file.parent.mkdir()
+    refused = 0
+    for seed in range(DAMAGED):
+        data = damaged(seed)
+        file.write_bytes(data)
+        try:
+            load_rule_file(file, tmp_path)
+            right = True
+        except DdplintError:
+            right = False
+            refused += 1
+        for command in ("check", "update"):
+            code, out, err = run(command, "--rules", "rules", "--all")
+            if right and code == 2:  # a file that it names for its wraps is not there
+                assert err.startswith("error: rules/hybrid.toml: ddp.source: no such file"), (seed, err)
+                assert (out, len(err.splitlines())) == ("", 1)
+            elif right:
+                assert code in ((0, 1) if command == "check" else (0,)), (seed, err)
+                assert "error: " not in err
+            else:
+                assert (code, out, len(err.splitlines())) == (2, "", 1), (seed, err)
+                assert err.startswith("error: rules/hybrid.toml")
+                assert "bug of ddplint" not in err
+            if not right or command == "check":
+                assert file.read_bytes() == data, seed
+            assert [path.name for path in file.parent.iterdir()] == ["hybrid.toml"]
+        if right:
+            assert run("update", "--rules", "rules", "--all", "--diff")[:2] == (0, ""), seed
+    assert DAMAGED // 3 < refused < DAMAGED

@@ -209,6 +209,28 @@ def test_what_fails_inside_leaves_nothing(stranding: Path) -> None:
 
 
 @needs_git
+def test_a_signal_leaves_nothing(stranding: Path) -> None:
+    script = (
+        "import os, signal, sys\nfrom pathlib import Path\nfrom ddplint import baseline\n"
+        "from ddplint.config import find_project\nhere = Path.cwd()\n"
+        "with baseline.checkout(find_project(here), here, None, 'HEAD') as old:\n"
+        "    print(old.tree, flush=True)\n    os.kill(os.getpid(), signal.SIGTERM)\n    signal.pause()\n"
+    )
+    root = Path(__file__).parents[1]
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=stranding,
+        env={**os.environ, "PYTHONPATH": str(root)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 143
+    assert not Path(done.stdout.strip()).exists()
+    assert len(git(stranding, "worktree", "list").splitlines()) == 1
+
+
+@needs_git
 def test_wrong_revisions_and_folders_are_a_line(stranding: Path, tmp_path: Path) -> None:
     for rev in ("nowhere", "--help", ""):
         code, out, err = check(stranding, "--ckpt", "one", f"--base={rev}")
@@ -273,3 +295,8 @@ def test_only_a_pattern_that_the_change_writes_agrees_to_it() -> None:
     assert stranded(now, was, entries=[broad], before=[broad]) == (["heads.a.w"], [])
     assert stranded(now, was, entries=[broad, exact], before=[broad]) == ([], [])
     assert stranded(now, was, entries=[exact], before=[broad]) == ([], [])
+
+
+def test_a_pattern_that_is_made_wider_agrees_to_nothing() -> None:
+    now, was = [unused("heads.a.w"), unused("heads.b.w")], [used("heads.a.w"), unused("heads.b.w")]
+    assert stranded(now, was, entries=[entry("heads.**")], before=[entry("heads.b.**")]) == (["heads.a.w"], [])

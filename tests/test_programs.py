@@ -101,6 +101,60 @@ FOUND = {
         NONE,
         ONE,
     ),
+    # A mask that is used twice is one value: forced apart, its two uses contradict each other.
+    "a_mask_that_is_used_twice": (
+        """\
+        a = self.two(x)
+        if len(x[x > 0]) > 5:
+            a = torch.tanh(x)
+        if len(x[x > 0]) > 5:
+            a = self.one(a)
+        return a
+""",
+        NONE,
+        ONE | TWO,
+    ),
+    # A read that the first step has too, and what it decides only in the second.
+    "a_read_and_a_counter": (
+        """\
+        self.count = getattr(self, "count", 0) + 1
+        a = self.two(x)
+        if sum(a.sum(1).tolist()) > 0:
+            return a
+        return a if self.count % 2 == 1 else a + self.one(x)
+""",
+        NONE,
+        ONE,
+    ),
+    # Where one answer leaves the loss without a gradient, it may leave it one on another path.
+    "an_answer_that_ends_without_a_gradient": (
+        """\
+        if torch.randint(0, 2, (1,)).item():
+            if torch.rand(()).item() < 0.5:
+                return x
+            return self.one(x)
+        return self.two(x)
+""",
+        NONE,
+        ONE | TWO,
+    ),
+    # A Function that gets no gradient makes zeros of it, and these are a gradient to what is behind it.
+    "zeros_behind_a_none": (
+        """\
+        class Second(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, a, b):
+                return a + b
+
+            @staticmethod
+            def backward(ctx, gradient):
+                return None, gradient
+
+        return Second.apply(Second.apply(x, self.one(x)), self.two(x))
+""",
+        NONE,
+        NONE,
+    ),
     # Two reads on one line are two forks: one answer for both takes the branch on neither.
     "two_reads_on_a_line": (
         """\
