@@ -114,6 +114,12 @@ def all_of(project: Project) -> tuple[Subject | DdplintError, ...]:
     return (*sorted(subjects, key=lambda subject: subject.title), *errors)
 
 
+def type_names(project: Project) -> dict[str, str]:
+    """The names of the project's checkpoint types that can be loaded, with their descriptions."""
+    types = (subject.rules for subject in all_of(project) if isinstance(subject, Subject))
+    return {rules.name: rules.description for rules in types if rules is not None}
+
+
 def refuse_unknown_codes(options: Options) -> None:
     """Raise DdplintError if ``select`` or ``ignore`` names no check, before a trace is waited for."""
     trace = TraceRecord(device="meta", device_reason="", paths=0, ranks=0, nodes=0, seconds=0.0)
