@@ -23,10 +23,8 @@ def parts(result: Result) -> list[tuple[str, tuple[Parameter, ...]]]:
     """The model's parameters by what becomes of them: used, unused by each cause, frozen. None is in two of these."""
     groups: dict[str, list[Parameter]] = {}
     for parameter in result.trainable:
-        cause = f"{parameter.usage} used: {parameter.cause or 'cause unknown'}"
-        if parameter.cause == "conditional":
-            cause = "used on some paths only"
-        groups.setdefault("used on every path" if parameter.usage == "always" else cause, []).append(parameter)
+        name = f"never: {parameter.cause or 'unknown'}" if parameter.usage == "never" else "used on some paths"
+        groups.setdefault("used on every path" if parameter.usage == "always" else name, []).append(parameter)
     groups["frozen"] = [p for p in result.analysis.parameters if not p.trainable]
     order = sorted(groups, key=lambda name: (name == "frozen", name.startswith("never"), name != "used on every path"))
     return [(name, tuple(groups[name])) for name in order if groups[name]]

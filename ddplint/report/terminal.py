@@ -21,7 +21,7 @@ from rich.tree import Tree
 
 from ddplint.analysis import Location, Parameter
 from ddplint.checks.base import OFF, ON, STATIC, Finding, grouped
-from ddplint.checks.wording import count, roots, short, weights
+from ddplint.checks.wording import count, percent, roots, short
 from ddplint.report import details
 from ddplint.report.model import EVERYTHING, Report, Result, View
 from ddplint.report.text import (
@@ -38,8 +38,11 @@ from ddplint.report.text import (
 )
 
 SIDE_BY_SIDE = 100  # columns from which several types share a table
-_LEAST_BAR, _BAR = 80, 24  # columns from which shares are drawn, and the longest bar
+_BAR = 24  # the longest bar
+_BESIDE_BAR = 64  # columns that are kept for what stands beside it
+_NAME = 18  # columns of the longest of ``details.parts``
 _INDENT = 4
+_FIX = "fix:"
 _STYLES = {"error": "bold red", "warning": "bold yellow", "info": "bold blue", "ok": "bold green"}
 _MARKS = {"error": "✗", "warning": "!", "info": "i", "ok": "✓"}
 _PLAIN_MARKS = {"error": "x", "warning": "!", "info": "i", "ok": "+"}
@@ -137,6 +140,8 @@ class _Page:
         if rehearsal is None:
             return
         table = Table.grid(padding=(0, 2, 0, 0))
+        for _ in range(2):
+            table.add_column(overflow="fold")
         for setting, outcome in rehearsal.outcomes.items():
             table.add_row(self.outcome(outcome, setting), self.outcome_word(outcome))
         self.console.print(Padding(Text(f"DDP ({rehearsed(result, rehearsal)})", "dim"), (0, 0, 0, 2)))
@@ -187,7 +192,9 @@ class _Page:
                 location = max((f.location for f in same), key=lambda place: bool(place and place.text))
                 if location is not None:
                     self.place(location)
-                for finding in same:
+                for number, finding in enumerate(same):
+                    if number:
+                        self.console.print()
                     self.finding(finding)
 
     def module(self, result: Result, title: str, group: Sequence[Finding]) -> Text:
@@ -196,7 +203,8 @@ class _Page:
         about = tuple(p for p in result.analysis.parameters if p.name in names)
         line = Text(title, "bold")
         if about:
-            line.append(f"  {count(len(about), 'parameter')}, {weights(about, result.analysis)}", "not bold dim")
+            share = percent(sum(p.numel for p in about if p.trainable), sum(p.numel for p in result.trainable))
+            line.append(f"  {count(len(about), 'parameter')}, {share} of the weights", "not bold dim")
         return line
 
     def place(self, location: Location) -> None:
@@ -222,11 +230,13 @@ class _Page:
         self.console.print(Padding(title, (0, 0, 0, 2)))
         sentence, *verbatim = finding.fix.split("\n")
         table = Table.grid(padding=(0, 1, 0, 0))
-        table.add_row("", _words(finding.message))
-        table.add_row(Text("fix", "green"), _words(sentence))
-        self.console.print(Padding(table, (0, 0, 0, _INDENT)))
+        table.add_column(no_wrap=True)
+        table.add_column(overflow="fold")
+        table.add_row(Text(_FIX, "bold green"), _words(sentence))
+        for part in (_words(finding.message), table):
+            self.console.print(Padding(part, (0, 0, 0, _INDENT)))
         for line in verbatim:
-            self.console.print(Text(f"{' ' * (2 * _INDENT)}{line}", "cyan"), soft_wrap=True)
+            self.console.print(Text(f"{' ' * (_INDENT + len(_FIX) + 1)}{line}", "cyan"), soft_wrap=True)
 
     def documented(self, result: Result) -> None:
         """What the project knows to be unused."""
@@ -236,25 +246,25 @@ class _Page:
         self.heading(f"documented in {self.report.relative(result.rules.path)}")
         table = Table.grid(padding=(0, 2, 0, 0))
         table.add_column(justify="right", no_wrap=True)
-        table.add_column(justify="right")
-        table.add_column(overflow="fold", ratio=1)
+        table.add_column(justify="right", no_wrap=True)
         table.add_column(no_wrap=True)
+        table.add_column(overflow="fold", ratio=1)
         for group in groups:
             what = _words(group.where).append(f"  {group.cause}{'' if group.entry.when == 'never' else ', used sometimes'}")
             what.append(f"\n{group.entry.reason}", "dim")
             share, _, cold = group.how.partition(",")
             if cold:
                 what.append(f" ({cold.strip()})", "dim")
-            table.add_row(f"{len(group.parameters):,}", share, what, Text(group.entry.action, "green"))
+            table.add_row(f"{len(group.parameters):,}", share, Text(group.entry.action, "green"), what)
         self.console.print(Padding(table, (0, 0, 0, 2)))
 
     # ------------------------------------------------------------------ the numbers
 
     def numbers(self, result: Result) -> Padding:
         """What becomes of the weights, with the share of each part."""
-        drawn = self.console.width >= _LEAST_BAR
+        drawn = self.console.width > _BESIDE_BAR
         table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
-        table.add_column("")
+        table.add_column("", overflow="fold", min_width=_NAME)
         for name in ("parameters", "weights", "bytes", "share"):
             table.add_column(name, justify="right", no_wrap=True)
         if drawn:
@@ -268,7 +278,8 @@ class _Page:
         return Padding(table, (0, 0, 0, 2))
 
     def bar(self, share: float) -> str:
-        filled = round(share * _BAR) or (1 if share else 0)
+        longest = min(_BAR, self.console.width - _BESIDE_BAR)
+        filled = round(share * longest) or (1 if share else 0)
         return ("#" if self.console.options.ascii_only else "█") * filled
 
     def statistics(self, result: Result) -> None:
