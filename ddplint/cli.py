@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import io
 import json
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn, get_args
 
@@ -16,7 +18,7 @@ import click
 from click.shell_completion import CompletionItem, get_completion_class
 
 import ddplint
-from ddplint import baseline, checking, decode, explain, listing, schema, settings, update, verify, wraps
+from ddplint import baseline, checking, decode, explain, listing, live, schema, settings, update, verify, wraps
 from ddplint.callsites.find import Found
 from ddplint.checking import Options, Subject
 from ddplint.checks import registry
@@ -102,6 +104,16 @@ def _print(text: str, color: bool | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         if not isinstance(error, BrokenPipeError):  # the reader has seen enough
             raise DdplintError(f"can't be written: {error.strerror}", where="stdout") from None
+
+
+@contextlib.contextmanager
+def _watched(title: str, options: Options) -> Iterator[Options]:
+    """``options`` for work that may take long: on a terminal, a line on stderr says how far it is."""
+    if options.quiet or not live.can_be_shown(sys.stderr):
+        yield options
+        return
+    with live.shown(title, sys.stderr) as told:
+        yield replace(options, live=told)
 
 
 def _codes(context: click.Context, option: click.Parameter, value: str | None) -> tuple[str, ...]:
@@ -285,12 +297,11 @@ def _results(
     for number, subject in enumerate(subjects, 1):
         several = len(subjects) > 1 and isinstance(subject, Subject)
         title = subject.title if several and isinstance(subject, Subject) else ""
-        if several and sys.stderr.isatty() and not options.quiet:
-            click.echo(f"checking {title} ({number} of {len(subjects)})", err=True)
         try:
-            result = checking.checked(subject, options)
-            if old is not None:
-                result = baseline.against(result, checking.only([subject]), options, old)
+            with _watched(f"checking {title} ({number} of {len(subjects)})" if several else "checking", options) as watched:
+                result = checking.checked(subject, watched)
+                if old is not None:
+                    result = baseline.against(result, checking.only([subject]), watched, old)
         except Exception as error:
             _say_error(error, click.get_current_context().params["debug"], title)
             failed = True
@@ -398,7 +409,8 @@ def _why(param: str, ckpt: str | None, target: str | None, rules: Path | None, *
     """
     project = _project(rules)
     options = _how(project, **how)
-    parameter, analysis = checking.explained(_subject(project, ckpt, target), param, options)
+    with _watched("tracing", options) as watched:
+        parameter, analysis = checking.explained(_subject(project, ckpt, target), param, watched)
     _say_notices(analysis.notices, "", options.quiet)
     _print(explain.explain(parameter, analysis.way))
     return CLEAN
@@ -416,7 +428,8 @@ def _decode(ckpt: str | None, target: str | None, rules: Path | None, **how: Any
     subject = _subject(project, ckpt, target)
     text = sys.stdin.buffer.read().decode(errors="replace") if sys.stdin else ""
     decode.indices(text)  # a text without such an error is refused before a trace is waited for
-    analysis = checking.analysed(subject, options)
+    with _watched("tracing", options) as watched:
+        analysis = checking.analysed(subject, watched)
     _say_notices(analysis.notices, "", options.quiet)
     _print("".join(f"{row}\n" for row in decode.decode(text, analysis)))
     return CLEAN
@@ -437,7 +450,8 @@ def _init(target: str, ckpt: str | None, output: Path | None, rules: Path | None
     """Write a commented starter rule file for a target, from what the trace finds."""
     project = _project(rules)
     options = _how(project, **how)
-    path, analysis = checking.started(project, target, ckpt, output, options)
+    with _watched("tracing", options) as watched:
+        path, analysis = checking.started(project, target, ckpt, output, watched)
     _say_notices(analysis.notices, "", options.quiet)
     if not options.quiet:
         click.echo(f"note: wrote {path}", err=True)

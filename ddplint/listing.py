@@ -16,7 +16,6 @@ from ddplint.report.text import aligned
 from ddplint.rules import RuleFile
 
 FORMATS = ("text", "json")
-HEAD = ("checkpoint type", "target", "rule file", "entries", "description")
 
 
 def render(format: str, project: Project, subjects: Sequence[Subject | DdplintError], stream: TextIO) -> str:
@@ -25,12 +24,21 @@ def render(format: str, project: Project, subjects: Sequence[Subject | DdplintEr
     if format == "json":
         document = {"rules": shown(project.rules_dir), "source": project.source, "types": [_entry(file) for file in files]}
         return json.dumps(document, indent=2) + "\n"
-    rows = [_row(file) for file in files]
     if is_terminal(stream):
         terminal = importlib.import_module("ddplint.report.terminal")
-        table: str = terminal.table(HEAD, rows, terminal.console(stream))
-        return table
-    return "".join(f"{row}\n" for row in aligned((), rows))
+        branches = {file.name: _leaves(file) for file in files}
+        tree: str = terminal.tree(shown(project.rules_dir), branches, terminal.console(stream))
+        return tree
+    return "".join(f"{row}\n" for row in aligned((), [_row(file) for file in files]))
+
+
+def _leaves(file: RuleFile) -> list[str]:
+    described = [file.description] if file.description else []
+    return [
+        *described,
+        f"target {file.target.factory}",
+        f"{shown(file.path)}, {'1 entry' if len(file.unused) == 1 else f'{len(file.unused)} entries'}",
+    ]
 
 
 def _entry(file: RuleFile) -> dict[str, object]:

@@ -46,4 +46,4 @@ def _value(name: str, value: object) -> str:
         return ", ".join(value) or ("every rule" if name == "select" else "none")
     if name == "timeout":
         return f"{value:g} s"
-    return "as many as there are, up to the budget" if value is None else str(value)
+    return "all, up to the budget" if value is None else str(value)

@@ -306,15 +306,15 @@ class _Page:
     def parameters(self, result: Result) -> None:
         """Every parameter, in the tree of modules."""
         self.heading("parameters")
-        tree = Tree(Text(self.report.target(result), "bold"), guide_style="dim")
-        nodes = {"": tree}
+        root = Tree(Text(self.report.target(result), "bold"), guide_style="dim")
+        nodes = {"": root}
         rows = details.every_parameter(self.report, result)
         for parameter, (_, shape, becomes, *more) in zip(result.analysis.parameters, rows, strict=True):
             parent, _, own = parameter.name.rpartition(".")
             leaf = Text.assemble(own, (f"  {shape}  ", "dim"), (becomes, _style(parameter)))
             leaf.append("".join(f"  {text}" for text in more if text), "dim")
             _branch(nodes, parent).add(leaf)
-        self.console.print(tree)
+        self.console.print(root)
 
 
 def _number(number: int, style: str = "") -> Text:
@@ -379,13 +379,13 @@ def _cut(text: str, first: int, last: int, width: int) -> tuple[str, int, int]:
     return text, first, min(last, len(text))
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]], on: Console) -> str:
-    """``rows`` under ``head``, the first column in bold; long cells go on in further lines."""
-    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="dim")
-    for name in head:
-        made.add_column(name, overflow="fold")
-    for first, *others in rows:
-        made.add_row(Text(first, "bold"), *(Text(cell) for cell in others))
+def tree(title: str, branches: Mapping[str, Sequence[str]], on: Console) -> str:
+    """``title`` as the root, and under it each of ``branches`` with its leaves; long ones go on in further lines."""
+    made = Tree(Text(title, "dim"), guide_style="dim")
+    for name, leaves in branches.items():
+        branch = made.add(Text(name, "bold"))
+        for leaf in leaves:
+            branch.add(Text(leaf, overflow="fold"))
     with on.capture() as captured:
         on.print(made)
     return captured.get()
