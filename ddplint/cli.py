@@ -295,10 +295,11 @@ def _results(
     """What is found about each subject, and whether one could not be checked; what is said on the way goes to stderr."""
     results, failed = [], False
     for number, subject in enumerate(subjects, 1):
-        several = len(subjects) > 1 and isinstance(subject, Subject)
-        title = subject.title if several and isinstance(subject, Subject) else ""
+        name = subject.title if isinstance(subject, Subject) else ""
+        title = name if len(subjects) > 1 else ""
+        of_several = f" ({number} of {len(subjects)})" if title else ""
         try:
-            with _watched(f"checking {title} ({number} of {len(subjects)})" if several else "checking", options) as watched:
+            with _watched(f"checking {name}{of_several}", options) as watched:
                 result = checking.checked(subject, watched)
                 if old is not None:
                     result = baseline.against(result, checking.only([subject]), watched, old)

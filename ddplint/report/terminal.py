@@ -46,6 +46,7 @@ _FIX = "fix:"
 _STYLES = {"error": "bold red", "warning": "bold yellow", "info": "bold blue", "ok": "bold green"}
 _MARKS = {"error": "✗", "warning": "!", "info": "i", "ok": "✓"}
 _PLAIN_MARKS = {"error": "x", "warning": "!", "info": "i", "ok": "+"}
+_CAPTION = "numbers of parameters; flag: find_unused_parameters, and what DDP did with it, rehearsed"
 _ORDER = ("error", "warning", "info")
 _USAGES = {"never": "red", "sometimes": "yellow", "always": "", None: "dim"}
 
@@ -158,11 +159,12 @@ class _Page:
 
     def side_by_side(self) -> Table:
         """All types, a row each."""
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="dim", caption_justify="left", caption_style="dim")
+        table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), header_style="dim")
+        table.caption, table.caption_justify, table.caption_style = _CAPTION, "left", "dim"
         for name in ("checkpoint type", "verdict"):
             table.add_column(name, overflow="fold")
         for name in ("never used", "sometimes", "undocumented"):
-            table.add_column(name, justify="right")
+            table.add_column(name, justify="right", overflow="fold")
         for name in ("flag off", "flag on", "static_graph"):
             table.add_column(name, overflow="fold")
         for result in self.report.results:
@@ -176,7 +178,6 @@ class _Page:
                 _number(unknown, "" if result.rules is None else "bold red"),
                 *(self.outcome_word(result.case.outcome(setting)) for setting in (OFF, ON, STATIC)),
             )
-        table.caption = "parameters; flag: find_unused_parameters, as DDP did with it when rehearsed"
         return table
 
     # ------------------------------------------------------------------ the findings
