@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
+from torch import nn
 
 from ddplint.analysis import Analysis, Disagreement, Parameter, Rehearsal, TraceRecord
 from ddplint.errors import DdplintError
@@ -90,6 +91,7 @@ def analyse(request: Request) -> Analysis:
     parameters = settle(describe(first.built), seen.touching, traced.outcomes, traced.rank_site)
     parameters = unseen(parameters, seen.using)
     rehearsal, not_rehearsed = _rehearse(request, traced, target, parameters)
+    strangers, left_out = _optimized(target, first.built)
     return Analysis(
         target=target.name,
         torch_version=torch.__version__,
@@ -107,12 +109,27 @@ def analyse(request: Request) -> Analysis:
             complete=traced.complete,
         ),
         way=way(*seen.touching(request.explain), request.explain) if request.explain is not None else (),
-        notices=(*_notices(traced), *([not_rehearsed] if not_rehearsed else [])),
+        notices=(*target.notices, *_notices(traced), *(text for text in (left_out, not_rehearsed) if text)),
         rehearsal=rehearsal,
         opaque_output=seen.opaque,
-        outside=outside(seen.kept),
         flow=module_edges((path.recording, graph) for path, graph in seen.kept),
+        outside=outside(seen.kept, strangers),
+        adapter=target.adapter,
     )
+
+
+def _optimized(target: Target, built: Built) -> tuple[list[nn.Parameter], str]:
+    """The parameters that the model's optimizers have and it does not, and a sentence on those that they lack."""
+    if target.trained is None:
+        return [], ""
+    trained = target.trained(built.model)
+    own, theirs = {id(p) for p in built.model.parameters()}, {id(p) for p in trained}
+    if not own & theirs:  # of another model than the one that was traced, or none at all
+        return [], ""
+    lacking = [name for name, p in built.model.named_parameters() if p.requires_grad and id(p) not in theirs]
+    shown = ", ".join(lacking[:3]) + (", …" if len(lacking) > 3 else "")
+    sentence = f"the optimizers leave out {len(lacking)} of the model's trainable parameters: {shown}" if lacking else ""
+    return [p for p in trained if id(p) not in own], sentence
 
 
 def _rehearse(

@@ -120,11 +120,12 @@ class Rehearsal:
 
 @dataclass(frozen=True, slots=True)
 class Outside:
-    """A parameter that the loss trains and the model does not hold: DDP does not reduce its gradient."""
+    """A parameter that the loss or an optimizer trains and the model does not hold: DDP does not reduce its gradient."""
 
     shape: tuple[int, ...]
     numel: int
     location: Location | None  # where it is first used
+    in_loss: bool = True  # False: only the optimizer has it
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +157,7 @@ class Analysis:
     opaque_output: str = ""  # the type of a part of forward's return value that holds tensors DDP can't find
     outside: tuple[Outside, ...] = ()
     flow: tuple[ModuleEdge, ...] = ()  # from the loss back, last execution first
+    adapter: str = ""  # the frameworks whose ways the trace followed, e.g. "peft, transformers"; "" for a plain module
 
     def to_json(self) -> dict[str, Any]:
         """This analysis as JSON-ready dictionaries and lists."""
@@ -169,6 +171,7 @@ class Analysis:
         return cls(
             way=tuple(Step(**_located(step)) for step in data["way"]),
             opaque_output=data["opaque_output"],
+            adapter=data["adapter"],
             outside=tuple(Outside(**_located(entry)) for entry in data["outside"]),
             flow=tuple(ModuleEdge(**_located(edge)) for edge in data["flow"]),
             target=data["target"],

@@ -20,7 +20,7 @@ from ddplint.errors import DdplintError
 from ddplint.explain import find as find_parameter
 from ddplint.fields import faults, shown
 from ddplint.live import Live
-from ddplint.report import Result
+from ddplint.report import Report, Result, github
 from ddplint.request import Device, Request
 from ddplint.rules import FIELDS, RuleFile, TargetSpec, load_rule_file
 
@@ -154,7 +154,8 @@ def checked(subject: Subject | DdplintError, options: Options) -> Result:
     analysis = analysed(subject, options, rehearse=True)
     analysis = replace(analysis, notices=(*analysis.notices, *notices))
     findings = registry.run(Case(analysis, subject.rules, wraps), options.select, options.ignore)
-    return Result(analysis, findings, subject.rules, wraps)
+    codes = registry.chosen(options.select, options.ignore)
+    return Result(analysis, findings, subject.rules, wraps, codes=codes)
 
 
 def source_files(subject: Subject) -> tuple[Path, ...]:
@@ -271,3 +272,19 @@ def replace_file(path: Path, text: str | bytes) -> None:
             draft.unlink(missing_ok=True)
     except OSError as error:
         raise DdplintError(f"can't be written: {error.strerror}", where=shown(path), fix="name another file") from None
+
+
+def add_step_summary(format: str, report: Report) -> tuple[str, ...]:
+    """In a step of GitHub Actions, append ``report`` to the job's summary if it is written as ``github``.
+
+    Returns what is to be said of it: a sentence if the file can't be written, for the report itself is whole without it.
+    """
+    path = os.environ.get("GITHUB_STEP_SUMMARY")
+    if format != "github" or not path:
+        return ()
+    try:
+        with open(path, "a", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(github.summary(report))
+    except OSError as error:
+        return (f"{path}: the job's summary can't be written: {error.strerror}; see the report itself",)
+    return ()

@@ -24,7 +24,7 @@ from ddplint.checking import Options, Subject
 from ddplint.checks import registry
 from ddplint.config import Project, find_project
 from ddplint.errors import DdplintError
-from ddplint.report import FORMATS, Report, Result, View, for_a_person, is_terminal, ready, render
+from ddplint.report import FORMATS, Report, Result, Unchecked, View, for_a_person, is_terminal, ready, render
 from ddplint.request import Device
 from ddplint.worker import EngineError
 
@@ -277,23 +277,25 @@ def _check(
     else:
         subjects = checking.chosen(project, ckpt, every)
     with baseline.optional(project, Path.cwd(), rules, base) as old:
-        results, failed = _results(subjects, options, old)
-    report = Report(tuple(results))
+        results, unchecked = _results(subjects, options, old)
+    report = Report(tuple(results), unchecked=tuple(unchecked))
     if results:
         stream = sys.stdout if output is None else None
         view = View(options.quiet, options.verbose, statistics)
         text = for_a_person(report, view, stream) if format_ == "text" else render(format_, report)
         _print(text, color=is_terminal(sys.stdout)) if output is None else checking.replace_file(output, text)
-    if failed:
+        _say_notices(checking.add_step_summary(format_, report), "", options.quiet)
+    if unchecked:
         return NOT_CHECKED
     return FINDINGS if report.fails and not exit_zero else CLEAN
 
 
 def _results(
     subjects: Sequence[Subject | DdplintError], options: Options, old: baseline.Checkout | None
-) -> tuple[list[Result], bool]:
-    """What is found about each subject, and whether one could not be checked; what is said on the way goes to stderr."""
-    results, failed = [], False
+) -> tuple[list[Result], list[Unchecked]]:
+    """What is found about each subject, and those that could not be checked; what is said on the way goes to stderr."""
+    results: list[Result] = []
+    unchecked: list[Unchecked] = []
     for number, subject in enumerate(subjects, 1):
         name = subject.title if isinstance(subject, Subject) else ""
         title = name if len(subjects) > 1 else ""
@@ -305,11 +307,11 @@ def _results(
                     result = baseline.against(result, checking.only([subject]), watched, old)
         except Exception as error:
             _say_error(error, click.get_current_context().params["debug"], title)
-            failed = True
+            unchecked.append(Unchecked(title or "a checkpoint type", str(error)))
         else:
             _say_notices((*result.analysis.notices, *baseline.freed(result)), title, options.quiet)
             results.append(result)
-    return results, failed
+    return results, unchecked
 
 
 @_command("verify")

@@ -365,7 +365,8 @@ class _Stage:
                     log.fail(said(error))
                     break
                 log.events.append("end")
-                ddp.zero_grad()
+                if not self.target.zeroes:
+                    ddp.zero_grad()
         return log
 
     def _raises_alone(self, plans: Sequence[Plan], iteration: int) -> bool:
@@ -374,7 +375,8 @@ class _Stage:
         try:
             for before in range(1, iteration + 1):
                 self._step(built, built.model, self._plan(plans, before))
-                built.model.zero_grad()
+                if not self.target.zeroes:
+                    built.model.zero_grad()
         except (Exception, NoValue):
             return True
         return False

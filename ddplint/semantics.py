@@ -136,8 +136,10 @@ def _opaque_part(value: Any) -> str:
     return type(value).__name__ if has_gradient and not isinstance(value, torch.Tensor) else ""
 
 
-def outside(kept: Iterable[tuple[Path, GradientGraph]]) -> tuple[Outside, ...]:
-    """Parameters that gradient reaches on one of the recorded paths and the model does not hold."""
+def outside(kept: Iterable[tuple[Path, GradientGraph]], trained: Sequence[nn.Parameter] = ()) -> tuple[Outside, ...]:
+    """Parameters that gradient reaches on one of the recorded paths and the model does not hold; then those of ``trained``,
+    what its optimizers have, that it does not hold either.
+    """
     found: dict[int, Outside] = {}
     for path, graph in kept:
         for node in path.recording.ops:
@@ -146,4 +148,7 @@ def outside(kept: Iterable[tuple[Path, GradientGraph]]) -> tuple[Outside, ...]:
                 user = next((user for user, live in graph.consumers(node) if live), None)
                 place = _location(user) if user is not None else None
                 found[id(value)] = Outside(tuple(value.shape), value.numel(), place)
+    for parameter in trained:
+        if parameter.requires_grad and id(parameter) not in found:
+            found[id(parameter)] = Outside(tuple(parameter.shape), parameter.numel(), None, in_loss=False)
     return tuple(found.values())

@@ -6,26 +6,30 @@ Whatever the target's code does wrong becomes one ``DdplintError`` that names th
 from __future__ import annotations
 
 import copy
+import functools
 import importlib
 import importlib.util
 import os
 import sys
-import traceback
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch import nn
 
+from ddplint.adapters import accelerate, choose
+from ddplint.adapters.base import Adapted, Given
+from ddplint.adapters.base import Inputs as Inputs
+from ddplint.blame import blame as blame  # had from here, by what runs a target
+from ddplint.blame import last_line as last_line
+from ddplint.blame import said as said
 from ddplint.errors import DdplintError
 from ddplint.rules import TargetSpec, TensorSpec
+from ddplint.trace.devices import DeviceMode
 from ddplint.trace.patching import patched
 from ddplint.trace.recorder import tensors_in
-from ddplint.trace.sites import call_site
-
-Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +37,9 @@ class Target:
     """A loaded target. ``build()`` returns a new model; each of ``inputs`` returns new (args, kwargs).
 
     ``loss(output)`` returns (loss, how it was taken); ``step(model)``, if there is one, stands for inputs and loss.
+    ``adapter`` names the frameworks whose ways were followed, "" for a plain module; ``notices`` say what was made up;
+    ``trained(model)`` returns the parameters of the model's optimizers, where the framework has them. ``zeroes``: the
+    model's step clears gradients itself, and nobody else does (the reducer can tell).
     """
 
     name: str
@@ -40,6 +47,10 @@ class Target:
     inputs: tuple[Callable[[], Inputs], ...]
     loss: Callable[[Any], tuple[torch.Tensor, str]]
     step: Callable[[nn.Module], Any] | None
+    adapter: str = ""
+    notices: tuple[str, ...] = ()
+    trained: Callable[[nn.Module], list[nn.Parameter]] | None = None
+    zeroes: bool = False
 
 
 def take_step(step: Callable[[nn.Module], Any], model: nn.Module) -> Any:
@@ -65,29 +76,6 @@ def take_step(step: Callable[[nn.Module], Any], model: nn.Module) -> Any:
 
     with patched(nn.Module, __call__=call):
         return step(model.module)
-
-
-def last_line(error: BaseException) -> str:
-    """``file:line`` of the innermost frame of the target's own code that ``error`` came through, or ""."""
-    found = ""
-    for frame, line in traceback.walk_tb(error.__traceback__):
-        site = call_site(frame)
-        if site is not None and site.code is frame.f_code:
-            found = f"{os.path.relpath(frame.f_code.co_filename)}:{line}"
-    return found
-
-
-def said(error: BaseException) -> str:
-    """An exception as one line: its type and the first line of its text."""
-    text = str(error).strip().split("\n", 1)[0]
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
-
-
-def blame(doing: str, error: BaseException) -> DdplintError:
-    """The error that says what the target's code raised, and where."""
-    return DdplintError(
-        f"{doing} raised {said(error)}", where=last_line(error), fix="run it by itself to see the whole traceback"
-    )
 
 
 def _import(path: str, base: str, what: str) -> ModuleType:
@@ -175,6 +163,7 @@ def _callable(reference: str, base: str, what: str, default: str | None = None) 
 def load(spec: TargetSpec) -> Target:
     """The target that ``spec`` describes, imported but not built. Raises DdplintError."""
     factory = _callable(spec.factory, spec.base, "factory", "build")
+    of_framework = choose.from_class(factory)
     module = sys.modules.get(getattr(factory, "__module__", ""), None)
     path = spec.factory.rpartition(":")[0] or spec.factory
     if spec.from_module:
@@ -183,7 +172,8 @@ def load(spec: TargetSpec) -> Target:
     def part(reference: str | None, name: str) -> Any:
         if reference is not None:
             return _callable(reference, spec.base, name)
-        found = getattr(module, name, None) if spec.from_module and module is not None else None
+        asked = spec.from_module and module is not None and not (of_framework and name in ("loss", "step"))
+        found = getattr(module, name, None) if asked else None  # a class of a framework has a loss and a step of its own
         if found is not None and not callable(found):
             raise DdplintError(
                 f"{path} has a {name} that is a {type(found).__name__}, not callable",
@@ -206,31 +196,81 @@ def load(spec: TargetSpec) -> Target:
             makers += [maker for maker in variants() if maker not in makers]
         except Exception as error:
             raise blame("variants()", error) from error
+    reference = spec.loss
+    if reference is None or ":" in reference:
+        loss = part(reference, "loss")
+        take = _by_function(loss) if loss is not None else _stand_in
+    else:
+        loss, take = reference, _by_path(reference)
+    made = functools.partial(_made, of_framework or factory, spec)
+    given = Given(inputs=bool(makers), loss=loss is not None, step=step is not None)
+    adapted = _adapted(made, given)
+    if adapted is not None:
+        if adapted.inputs is not None and not makers:
+            makers.append(adapted.inputs)
+        step = step or adapted.step
+        if adapted.loss is not None:
+            take = _by_function(adapted.loss)
     if not makers and step is None:
         raise DdplintError(
             f"{spec.factory} has no example inputs",
             where="inputs",
             fix="add inputs() -> (args, kwargs) beside the factory, or a step(model)",
         )
-    reference = spec.loss
-    if reference is None or ":" in reference:
-        loss = part(reference, "loss")
-        take = _by_function(loss) if loss is not None else _stand_in
-    else:
-        take = _by_path(reference)
+    complete = adapted.complete if adapted is not None else None
     return Target(
         name=spec.factory if ":" in spec.factory else f"{spec.factory}:build",
-        build=lambda: _build(factory, spec),
-        inputs=tuple(_checked(maker) for maker in makers),
+        build=lambda: _build(made, spec, given),
+        inputs=tuple(_checked(maker, complete) for maker in makers),
         loss=take,
         step=step,
+        adapter=adapted.name if adapted is not None else "",
+        notices=adapted.notices if adapted is not None else (),
+        trained=adapted.trained if adapted is not None else None,
+        zeroes=adapted.zeroes if adapted is not None else False,
     )
 
 
-def _build(factory: Callable[..., Any], spec: TargetSpec) -> nn.Module:
-    model = factory(**copy.deepcopy(dict(spec.kwargs)))
-    if isinstance(model, nn.parallel.DistributedDataParallel):
-        model = model.module  # names are the wrapped module's, as DDP itself reports them
+def _made(factory: Callable[..., Any], spec: TargetSpec) -> Any:
+    with choose.without_weights():
+        made = factory(**copy.deepcopy(dict(spec.kwargs)))
+    if isinstance(made, nn.parallel.DistributedDataParallel) and not accelerate.is_prepared(made):
+        return made.module  # names are the wrapped module's, as DDP itself reports them
+    return made
+
+
+def _adapted(make: Callable[[], Any], given: Given) -> Adapted | None:
+    """What the framework that the target uses makes of it, from one building: on meta, where that can be."""
+    accelerate.forget()
+    if not choose.imported() and (given.inputs or given.step):
+        return None  # else the factory may import one
+    try:
+        with DeviceMode("meta"):
+            made = make()
+        adapted = choose.adapt(made, given)
+        if adapted is None or adapted.inputs is None or not any(t.is_meta for t in tensors_in(adapted.inputs())):
+            return adapted
+    except Exception as error:
+        failed: Exception | None = error
+    else:
+        failed = None  # a batch that the module itself holds: it needs its values
+    doing = "the factory"
+    try:
+        with DeviceMode("cpu"):
+            made = make()
+        doing = "what the factory returned"
+        return choose.adapt(made, given)
+    except DdplintError:
+        raise
+    except Exception as error:
+        raise blame(doing, error) from (failed or error)
+
+
+def _build(make: Callable[[], Any], spec: TargetSpec, given: Given) -> nn.Module:
+    model = make()
+    if choose.imported():
+        adapted = choose.adapt(model, replace(given, known=True))
+        model = adapted.model if adapted is not None else model
     if not isinstance(model, nn.Module):
         raise DdplintError(
             f"the factory returned a {type(model).__name__}", where=spec.factory, fix="it has to return a torch.nn.Module"
@@ -238,7 +278,9 @@ def _build(factory: Callable[..., Any], spec: TargetSpec) -> nn.Module:
     return model
 
 
-def _checked(maker: Callable[[], Any]) -> Callable[[], Inputs]:
+def _checked(maker: Callable[[], Any], complete: Callable[[Inputs], Inputs] | None = None) -> Callable[[], Inputs]:
+    """``maker`` with its answer looked at; ``complete`` adds what the framework knows to be lacking."""
+
     def make() -> Inputs:
         try:
             made = maker()
@@ -250,7 +292,8 @@ def _checked(maker: Callable[[], Any]) -> Callable[[], Inputs]:
             and isinstance(made[0], (tuple, list))
             and isinstance(made[1], Mapping)
         ):
-            return tuple(made[0]), dict(made[1])
+            inputs = tuple(made[0]), dict(made[1])
+            return complete(inputs) if complete is not None else inputs
         raise DdplintError(
             f"inputs() returned a {type(made).__name__}",
             where="inputs",

@@ -198,7 +198,8 @@ class Rank:
                 self._tell(Status("running", number + 1, "forward"))
                 self._step(ddp, self.target, plan_of(plan))
                 self._settle()
-                ddp.zero_grad()
+                if not self.target.zeroes:
+                    ddp.zero_grad()
                 self._tell(Status("done", number + 1))
                 if together:
                     command = self.commands()

@@ -161,9 +161,11 @@ class Oracle:
         self.chooser.forced = None
         return self._runs([(seed, factor, None) for seed in seeds for factor in factors])
 
-    def forced(self, count: int) -> Runs:
-        """Runs with the forks answered: all constant answers where they are few, else ``count`` of them."""
-        rng = random.Random(0)
+    def forced(self, count: int, first: int = 0) -> Runs:
+        """Runs with the forks answered: all constant answers where they are few, else ``count`` of them, others for each
+        ``first``.
+        """
+        rng = random.Random(first)
         plans: list[Callable[[int, int], Any]] = []
         sites = dict(self.chooser.sites)
         total = 1
@@ -174,7 +176,7 @@ class Oracle:
             plans += [_constant(dict(zip(sites, answers, strict=True)), rng) for answers in every]
         while len(plans) < count:
             if len(plans) % 3 == 2:
-                plans.append(_varying(random.Random(len(plans))))
+                plans.append(_varying(random.Random(first + len(plans))))
             else:
                 plans.append(_constant({site: rng.randrange(choices) for site, choices in sites.items()}, rng))
         return self._runs([(seed, 1.0, plan) for seed, plan in enumerate(plans)])[0]
@@ -343,6 +345,8 @@ def _differences(
         if not unsure:
             break
         every = every.with_all(oracle.natural(range(first, first + BATCH), (1.0, -1.0, 0.0, 8.0))[0])
+        if forked and not all(observed for _, observed in unsure):
+            forced = forced.with_all(oracle.forced(FORCED, 1000 * first))
         unsure = [(n, observed) for n, observed in unsure if not (every if observed else every.with_all(forced)).varies(n)]
     found += [Mismatch("unseen" if observed else "impossible", name) for name, observed in unsure]
     return found, notes

@@ -11,9 +11,10 @@ import pytest
 
 from ddplint import checking, worker
 from ddplint.analysis import Analysis
-from ddplint.checking import Options, Subject, bare_target, chosen, only, replace_file
+from ddplint.checking import Options, Subject, add_step_summary, bare_target, chosen, only, replace_file
 from ddplint.config import find_project
 from ddplint.errors import DdplintError
+from ddplint.report import Report, Result, github
 from ddplint.request import Request
 from ddplint.rules import load_rule_file
 from tests.made import analysis, unused, used
@@ -248,3 +249,32 @@ def test_a_file_that_can_not_be_written_is_one_line(tmp_path: Path) -> None:
         replace_file(tmp_path / "folder", "text\n")
     assert str(caught.value).startswith(f"{tmp_path}/folder: can't be written: ")
     assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+
+
+REPORT = Report((Result(analysis(used("a.w"))),), folder="/work/project")
+
+
+def test_a_step_of_github_actions_gets_a_summary_behind_what_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "summary.md"
+    file.write_text("before\n")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(file))
+    assert add_step_summary("github", REPORT) == ()
+    assert file.read_text() == "before\n" + github.summary(REPORT)
+
+
+@pytest.mark.parametrize(("format", "variable"), [("sarif", "summary.md"), ("github", "")])
+def test_there_is_no_summary_for_other_formats_or_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: str, variable: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", variable)
+    assert add_step_summary(format, REPORT) == ()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_summary_that_cannot_be_written_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path))
+    (sentence,) = add_step_summary("github", REPORT)
+    assert sentence == f"{tmp_path}: the job's summary can't be written: Is a directory; see the report itself"

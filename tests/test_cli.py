@@ -348,6 +348,48 @@ def test_a_page_without_plotly_is_refused_before_a_trace(
     assert traced.requests == []
 
 
+CI_FORMATS = ("github", "gitlab", "junit", "markdown", "sarif")
+
+
+@pytest.mark.usefixtures("traced")
+@pytest.mark.parametrize("format", CI_FORMATS)
+def test_every_format_for_ci_goes_to_stdout_or_to_a_file_with_the_same_exit_code(format: str, call: Call) -> None:
+    for name, code in (("poor", 1), ("good", 0)):
+        printed = call("check", "--ckpt", name, "--format", format)
+        assert (printed[0], printed[2]) == (code, "")
+        assert call("check", "--ckpt", name, "--format", format, "--output", "report.x") == (code, "", "")
+        assert Path("report.x").read_text() == printed[1] != ""
+    assert call("check", "--ckpt", "poor", "--format", format, "--exit-zero")[0] == 0
+
+
+@pytest.mark.parametrize("format", CI_FORMATS)
+def test_what_can_not_be_checked_is_in_the_report_of_the_others(traced: Worker, call: Call, format: str) -> None:
+    traced.answers["poor.py:build"] = DdplintError("build() raised KeyError", where="poor.py:3")
+    code, out, err = call("check", "--all", "--format", format)
+    assert (code, err) == (2, "error: poor: poor.py:3: build() raised KeyError\n")
+    assert ("poor.py:3: build() raised KeyError" in out) is (format in ("github", "junit", "markdown"))
+
+
+@pytest.mark.parametrize("format", CI_FORMATS)
+def test_where_nothing_can_be_checked_there_is_no_report(traced: Worker, call: Call, format: str) -> None:
+    traced.answers["poor.py:build"] = DdplintError("build() raised KeyError", where="poor.py:3")
+    code, out, _ = call("check", "--ckpt", "poor", "--format", format, "--output", "report.x")
+    assert (code, out, Path("report.x").exists()) == (2, "", False)
+
+
+@pytest.mark.usefixtures("traced")
+def test_the_summary_of_a_step_does_not_change_the_exit_code(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", "summary.md")
+    assert call("check", "--ckpt", "poor", "--format", "github")[::2] == (1, "")
+    assert Path("summary.md").read_text().startswith("## ddplint: 1 error")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", "no/summary.md")
+    code, out, err = call("check", "--ckpt", "poor", "--format", "github")
+    assert (code, out.startswith("::error ")) == (1, True)
+    assert (
+        err == "note: no/summary.md: the job's summary can't be written: No such file or directory; see the report itself\n"
+    )
+
+
 def test_output_goes_to_a_file(traced: Worker, call: Call) -> None:
     assert call("check", "--ckpt", "poor", "--format", "github", "--output", "report.txt") == (1, "", "")
     assert Path("report.txt").read_text().startswith("::error file=")

@@ -67,6 +67,11 @@ class Case:
         """The parameters that require grad, in the model's order."""
         return tuple(p for p in self.analysis.parameters if p.trainable)
 
+    @cached_property
+    def named(self) -> dict[str, Parameter]:
+        """The parameters by their first names."""
+        return {p.name: p for p in self.analysis.parameters}
+
     @property
     def declared(self) -> str | None:
         """How the rule file says that the project wraps the model (OFF, ON or STATIC); None if it does not."""

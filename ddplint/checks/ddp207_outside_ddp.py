@@ -5,7 +5,8 @@
 Reports tensors of the class `nn.Parameter` that require grad, that backward from the loss reaches, and that
 are not among the model's parameters: a criterion with weights of its own (a margin head, class centres, learned
 loss weights), a projection that was built beside the model. The place is where one is first used. One finding a
-function.
+function. Where the optimizers are known (Lightning's `configure_optimizers`, those that accelerate prepared), their
+parameters that the model does not hold are reported too.
 
 ## Why it matters
 
@@ -110,15 +111,16 @@ GOOD = (
 
 
 def check(case: Case) -> Iterator[Finding]:
-    """One finding for each function that uses parameters of others than the model."""
+    """One finding for each function that uses parameters of others than the model, one for what only optimizers have."""
     for group in grouped(case.analysis.outside, _function):
         location = group[0].location
         where = f"{line(location)}: " if location else ""
         numel = sum(entry.numel for entry in group)
         shapes = ", ".join(dict.fromkeys(str(entry.shape) for entry in group[:3])) + (", …" if len(group) > 3 else "")
         gradients, them = verb(group, "its gradient", "their gradients"), verb(group, "it", "them")
+        who = "the loss trains" if group[0].in_loss else "the optimizer has"
         message = (
-            f"{where}{count(len(group), 'parameter')} ({amount(numel)} weights, shape {shapes}) that the loss trains "
+            f"{where}{count(len(group), 'parameter')} ({amount(numel)} weights, shape {shapes}) that {who} "
             f"{verb(group, 'is', 'are')} not in the model: DDP does not average {gradients}, and the ranks drift apart "
             "without an error"
         )
@@ -129,5 +131,5 @@ def check(case: Case) -> Iterator[Finding]:
         yield Finding(CODE, NAME, SEVERITY, message, (), location, fix)
 
 
-def _function(entry: Outside) -> tuple[str, str] | None:
-    return (entry.location.file, entry.location.function) if entry.location else None
+def _function(entry: Outside) -> tuple[str, str] | bool:
+    return (entry.location.file, entry.location.function) if entry.location else entry.in_loss

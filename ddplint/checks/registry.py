@@ -112,15 +112,31 @@ def page(check: Check) -> str:
     return f"# {check.CODE} {check.NAME} ({check.SEVERITY})\n\n{inspect.cleandoc(check.__doc__ or '')}\n"
 
 
+def summary(check: Check) -> str:
+    """The first line of the check's page."""
+    return (check.__doc__ or "").strip().partition("\n")[0]
+
+
+def section(check: Check, heading: str) -> str:
+    """What stands under one of ``SECTIONS`` on the check's page."""
+    page = inspect.cleandoc(check.__doc__ or "")
+    return page.partition(f"## {heading}\n")[2].partition("\n## ")[0].strip()
+
+
 def run(case: Case, select: Sequence[str] = (), ignore: Sequence[str] = ()) -> tuple[Finding, ...]:
     """All findings about ``case``, sorted by code and then as the model is.
 
     ``select`` and ``ignore`` hold codes, beginnings of codes ("DDP1") or names; an empty ``select`` means
     every check. Raises DdplintError for one that fits no check.
     """
-    chosen = _chosen(select, "--select") if select else {check.CODE for check in all_checks()}
-    chosen -= _chosen(ignore, "--ignore")
-    return tuple(finding for check in all_checks() if check.CODE in chosen for finding in check.check(case))
+    asked = frozenset(chosen(select, ignore))
+    return tuple(finding for check in all_checks() if check.CODE in asked for finding in check.check(case))
+
+
+def chosen(select: Sequence[str] = (), ignore: Sequence[str] = ()) -> tuple[str, ...]:
+    """The codes of the checks that ``run`` asks, sorted. Raises DdplintError like it."""
+    codes = _chosen(select, "--select") if select else {check.CODE for check in all_checks()}
+    return tuple(sorted(codes - _chosen(ignore, "--ignore")))
 
 
 def _chosen(wanted: Sequence[str], option: str) -> set[str]:

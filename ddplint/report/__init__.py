@@ -10,9 +10,9 @@ from types import ModuleType
 from typing import TextIO
 
 from ddplint.errors import DdplintError
-from ddplint.report.model import EVERYTHING, Report, Result, View
+from ddplint.report.model import EVERYTHING, Report, Result, Unchecked, View
 
-__all__ = ["FORMATS", "Report", "Result", "View", "for_a_person", "is_terminal", "ready", "render"]
+__all__ = ["FORMATS", "Report", "Result", "Unchecked", "View", "for_a_person", "is_terminal", "ready", "render"]
 
 _PARTS = ("details", "model", "terminal")  # of the reports, and no format
 _MODULES = {name.rstrip("_"): name for _, name, _ in pkgutil.iter_modules(__path__) if name not in _PARTS}

@@ -68,6 +68,7 @@ def _result(report: Report, result: Result) -> dict[str, Any]:
             "nodes": trace.nodes,
             "seconds": round(trace.seconds, 3),
             "agrees_with_autograd": not trace.disagreements,
+            "adapter": analysis.adapter or None,
         },
         "rehearsal": {
             "device": rehearsal.device,

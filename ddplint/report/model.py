@@ -34,6 +34,7 @@ class Result:
     """One checkpoint type, or a bare target (``rules`` None), with its trace and the findings about it.
 
     ``base``: what has changed since a revision, where that was asked for; the findings are then what is new.
+    ``codes`` are those of the checks that were asked; None: all.
     """
 
     analysis: Analysis
@@ -41,6 +42,7 @@ class Result:
     rules: RuleFile | None = None
     wraps: tuple[Wrap, ...] = ()
     base: Base | None = None
+    codes: tuple[str, ...] | None = None
 
     @property
     def ckpt(self) -> str | None:
@@ -90,11 +92,20 @@ class Result:
 
 
 @dataclass(frozen=True, slots=True)
+class Unchecked:
+    """A checkpoint type or target that could not be checked, with the sentence that says why."""
+
+    title: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """All results of one run. ``folder`` is the working folder that paths are made relative to."""
 
     results: tuple[Result, ...]
     folder: str = field(default_factory=os.getcwd)
+    unchecked: tuple[Unchecked, ...] = ()
 
     @property
     def fails(self) -> bool:

@@ -235,6 +235,7 @@ def traced(result: Result) -> str:
     device = f"{trace.device} ({trace.device_reason})" if trace.device_reason else trace.device
     differing = len(trace.disagreements)
     agree = f"autograd differs on {count(differing, 'parameter')}" if differing else "autograd agrees"
+    device += f", as {result.analysis.adapter}" if result.analysis.adapter else ""
     return (
         f"traced on {device}: {_paths(result)}, {count(trace.ranks, 'rank')}, {count(trace.nodes, 'operation')}, "
         f"{trace.seconds:.1f} s; {agree}"

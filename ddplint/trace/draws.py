@@ -224,6 +224,14 @@ def draws_watched() -> Iterator[None]:
         def default_rng(seed: Any = None) -> Any:
             return seed if isinstance(seed, plain_generator) else generator(plain(seed).bit_generator)
 
+        watched = state(legacy._bit_generator)
+
+        def seed(seed: Any = None) -> None:
+            """Both, for each keeps the second of a pair of normal draws (``_reset_gauss`` in numpy/random/mtrand.pyx)."""
+            legacy.seed(seed)
+            watched.seed(seed)
+
+        functions["seed"] = seed
         stack.enter_context(patched(np.random, RandomState=state, Generator=generator, default_rng=default_rng, **functions))
-        stack.enter_context(patched(np.random.mtrand, _rand=state(legacy._bit_generator)))
+        stack.enter_context(patched(np.random.mtrand, _rand=watched))
         yield

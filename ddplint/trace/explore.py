@@ -26,6 +26,7 @@ SEEDS = 3  # further seeds, where something is drawn
 INTEGERS = 32  # the largest integer that is tried at a fork
 DEFAULT_PATHS = 256
 ATTEMPTS = 2  # paths on which a fork is tried, while all its answers end in errors
+RAISED = 8  # paths that raise of which the forks are answered too: another answer may end well
 BASES = 4  # inputs and steps that forks are answered together with
 CHOICES = 4  # answers of each fork that take part in this
 
@@ -85,9 +86,13 @@ class Explorer:
         self._fixed: frozenset[int] = frozenset()  # ids of the model's tensors that no step writes
         self._unwatched = False  # something drew by names that were bound before draws were watched: no fork, but seeds
         self._remembers = False  # a step leaves more behind than BatchNorm does
-        self._known: dict[Fork, Asked] = {}  # every fork that was discovered, as it was first asked
-        self._possible: dict[Fork, dict[Answer, None]] = {}  # the answers that led to an end, in order
+        self._first_asked: dict[Fork, Asked] = {}  # every fork that was come to, as it was first asked
+        # The answers that can be given, in order, and whether one led to an end: where the loss had no gradient, it may
+        # have one on another path.
+        self._possible: dict[Fork, dict[Answer, bool]] = {}
         self._asked: dict[Fork, Asked] = {}  # of the run in progress
+        self._stuck: list[Outcome] = []  # later steps whose loss had no gradient
+        self._raised: list[Outcome] = []  # the first that ended in any other error
         self._cut_short: Outcome | None = None  # the last run, if its loss had no gradient
 
     def run(self, plan: Plan, *, step: int = 0) -> tuple[Path, Outcome]:
@@ -154,6 +159,8 @@ class Explorer:
     def _observe(self, found: Exploration, plan: Plan, steps: Sequence[int]) -> None:
         for step in steps:
             if not self._try(found, plan, step=step):
+                if self._cut_short is not None:
+                    self._stuck.append(self._cut_short)
                 return
 
     def _try(self, found: Exploration, plan: Plan, *, step: int = 0) -> Outcome | None:
@@ -182,8 +189,11 @@ class Explorer:
             found.infeasible.append((plan, str(error)))
             self.runs += 1
             nothing: frozenset[str] = frozenset()
+            stopped = Outcome(plan, step, nothing, nothing, nothing, self._asked)  # for the forks it came to
             if error.where == "loss":  # forward came to its end
-                self._cut_short = Outcome(plan, step, nothing, nothing, nothing, self._asked)  # for the forks it came to
+                self._cut_short = stopped
+            elif len(self._raised) < RAISED:
+                self._raised.append(stopped)
             return None
         found.outcomes.append(outcome)
         self._done[key] = outcome
@@ -199,14 +209,16 @@ class Explorer:
         another path. The last steps find what takes several answers at once: a branch within another's alternative, of
         which neither is taken by the example inputs; flags that are read apart and tested together.
         """
+        known: set[Fork] = set()  # those that are answered, or are going to be
         attempts: Counter[Fork] = Counter()
         queue: deque[tuple[Fork, Outcome]] = deque()
 
         def discover(outcome: Outcome) -> None:
             for fork, asked in outcome.asked.items():
                 constant = asked.held is not None and asked.held <= self._fixed
-                if fork not in self._known and not constant:
-                    self._known[fork] = asked
+                self._first_asked.setdefault(fork, asked)
+                if fork not in known and not constant:
+                    known.add(fork)
                     queue.append((fork, outcome))
 
         def drain() -> None:
@@ -214,10 +226,11 @@ class Explorer:
                 fork, parent = queue.popleft()
                 attempts[fork] += 1
                 self._answered(found, fork, parent, discover)
-                if fork not in self._possible and attempts[fork] < ATTEMPTS and self._cut_short is not None:
-                    self._known.pop(fork, None)
+                ended = any(self._possible.get(fork, {}).values())
+                if not ended and attempts[fork] < ATTEMPTS and self._cut_short is not None:
+                    known.discard(fork)
 
-        for outcome in list(found.outcomes):
+        for outcome in [*found.outcomes, *self._stuck]:
             discover(outcome)
         drain()
 
@@ -227,6 +240,9 @@ class Explorer:
             queue.extend((fork, parent) for fork in parent.asked if fork not in given and fork in self._possible)
             drain()
 
+        for outcome in self._raised:
+            discover(outcome)
+        drain()
         for extreme in (max, min):
             outermost = extreme(found.outcomes, key=lambda outcome: len(outcome.used))
             if not outermost.observed:
@@ -243,7 +259,9 @@ class Explorer:
         options: list[list[Outcome | Choice]] = [
             [(fork, answer) for answer in [*tried][:CHOICES]] for fork, tried in self._possible.items()
         ]
-        bases: list[Outcome | Choice] = [o for o in found.outcomes if o.observed and (o.plan.seed == 0) and self._is_base(o)]
+        bases: list[Outcome | Choice] = [
+            o for o in (*found.outcomes, *self._stuck) if o.observed and (o.plan.seed == 0) and self._is_base(o)
+        ]
         options = [choices for choices in (bases[:BASES], *options) if len(choices) > 1] if options else []
         for combination in covering(options):
             joint = next((chosen for chosen in combination if isinstance(chosen, Outcome)), found.outcomes[0])
@@ -272,20 +290,22 @@ class Explorer:
             if tried is not None:
                 discover(tried)
                 here.add(tried.used)
-                self._possible.setdefault(fork, {})[answer] = None
+                self._possible.setdefault(fork, {})[answer] = True
             elif self._cut_short is not None:
                 discover(self._cut_short)
+                self._possible.setdefault(fork, {}).setdefault(answer, False)
             return tried
 
-        before = self._possible.get(fork)
-        answers, mixed = deque(answers_at(fork, asked) if before is None else before), before is not None
+        before = self._possible.get(fork, {})
+        known_answers = before if any(before.values()) else None
+        answers, mixed = deque(known_answers or answers_at(fork, asked)), known_answers is not None
         known = None
         while answers:
             failed = answered(answers.popleft()) is None
             if failed and fork.domain in ("bool", "mask") and asked.count > 1 and not mixed:
                 mixed, known = True, self._known_usage  # one answer for all reads can't be: some of each
                 answers += ("even", "odd")
-        if before is not None:
+        if known_answers is not None:
             return
         if fork.domain == "int" and asked.among is None and answers_at(fork, asked) == (0,):
             self._integers(found, fork, parent, here, discover)
@@ -308,7 +328,7 @@ class Explorer:
                 if self._cut_short is not None:
                     continue  # it came to the loss: another value may do
                 return
-            self._possible.setdefault(fork, {})[value] = None
+            self._possible.setdefault(fork, {})[value] = True
             idle = idle + 1 if outcome.used in seen else 0
             seen.add(outcome.used)
             discover(outcome)
@@ -318,7 +338,7 @@ class Explorer:
     def _forced(self, parent: Outcome, fork: Fork, answer: Answer) -> Plan:
         """``parent``'s plan with ``answer`` at ``fork``, and at every other fork that reads the very same value."""
         forced: dict[Fork, Answer] = {}
-        asked = {**self._known, **parent.asked}
+        asked = {**self._first_asked, **parent.asked}
         read = asked[fork].expressions
         for other, like in asked.items():
             if other == fork or not read or [h for h, _ in like.expressions] != [h for h, _ in read]:

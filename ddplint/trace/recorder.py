@@ -17,8 +17,10 @@ over whole (for instance torch/nn/functional.py, ``gumbel_softmax``), and while 
 from __future__ import annotations
 
 import functools
+import itertools
 import operator
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -224,6 +226,7 @@ _CONSTANT = frozenset(
         *("tril_indices", "triu_indices"),
     }
 )
+_unique = itertools.count()  # what is not known to be the same is never the same, in no run
 _INDEXING = ("__getitem__", "__setitem__")
 
 _names: dict[Any, str | None] = {}
@@ -332,6 +335,9 @@ class Recorder(AnsweringMode):
         self._values: dict[int, torch.fx.Node] = {}  # the node whose value a tensor object is
         self._states: dict[int, torch.fx.Node] = {}  # the node that last wrote it
         self._writes: dict[int, tuple[torch.fx.Node, int]] = {}  # storage -> last in-place write, id of autograd's base
+        self._unrecorded: dict[int, int] = {}  # a hash for tensors that no call has taken, by id
+        self._calls: Counter[object] = Counter()  # how often each call at each place was made
+        self._times: dict[torch.fx.Node, int] = {}  # see _identity
         self._held: dict[torch.fx.Node, frozenset[int] | None] = {}  # see held_by
         self._leaf_ids: dict[torch.fx.Node, int] = {}  # the buffers and attributes that were consumed, by node
         self._storages: dict[int, torch.fx.Node] = {}  # memory -> the last call that made a tensor there
@@ -567,12 +573,12 @@ class Recorder(AnsweringMode):
         """A hash of the recorded operations that made ``tensor``; a comparison and its opposite differ in the sign only."""
         node = self._states.get(id(tensor))
         if node is None:
-            return id(tensor), False
+            return self._unrecorded.setdefault(id(tensor), hash(self._registered.get(id(tensor), next(_unique)))), False
         negated = False
         while (name := self.ops[node].name) in _NEGATIONS and self.ops[node].inputs:
             negated, node = not negated, self.ops[node].inputs[0][0]
         if name in DRAWING or node.op in ("placeholder", "get_attr"):  # no two draws are one value, nor two inputs
-            return id(node), negated
+            return self._identity(node), negated
         name = name.strip("_")  # == arrives as __eq__, != as ne
         if name in _OPPOSITES:
             return hash((_OPPOSITES[name], *self._made_by(node, 1))), not negated
@@ -585,8 +591,19 @@ class Recorder(AnsweringMode):
         for producer, _ in op.inputs:
             below = self.ops[producer]
             known = not below.inputs or below.name in DRAWING or depth > 8
-            parts.append(id(producer) if known else hash((below.name, *self._made_by(producer, depth + 1))))
+            parts.append(self._identity(producer) if known else hash((below.name, *self._made_by(producer, depth + 1))))
         return (*parts, *(repr(a) for a in (*node.args, *node.kwargs.values()) if not isinstance(a, torch.fx.Node)))
+
+    def _identity(self, node: torch.fx.Node) -> int:
+        """A hash of ``node`` that is the same in every run: its name if it has one, else the call and which time it was."""
+        if node.op in ("placeholder", "get_attr"):
+            return hash((node.op, str(node.target)))
+        for new in itertools.islice(self.ops, len(self._times), None):
+            op = self.ops[new]
+            place = (op.name, op.site.code, op.site.line, op.site.at) if op.site is not None else op.name
+            self._calls[place] += 1
+            self._times[new] = hash((place, self._calls[place]))
+        return self._times[node]
 
     def is_free(self, tensor: Tensor) -> bool:
         """Whether only views and conversions lie between ``tensor`` and the run's inputs."""
@@ -661,7 +678,7 @@ class Recorder(AnsweringMode):
         try:
             result = func(*args, **kwargs) if name in READS else self.execute(func, args, kwargs)
         except (RuntimeError, NotImplementedError, ValueError) as error:
-            if self.on_meta and (not self.answers.forced or _of_meta(error)):
+            if self.on_meta and (not self.answers.forced or of_meta(error)):
                 raise NoValue(f"{name or func} does not run on meta tensors", call_site(sys._getframe(2))) from error
             raise
         outputs = [result] if isinstance(result, Tensor) else list(tensors_in(result)) if _may_hold(result) else []
@@ -1013,7 +1030,7 @@ class Recorder(AnsweringMode):
         )
 
 
-def _of_meta(error: Exception) -> bool:
+def of_meta(error: Exception) -> bool:
     """Whether a call failed because its tensors are on meta; a forced answer can also be one that no call can go with."""
     return isinstance(error, NotImplementedError) or "meta" in str(error).lower()
 

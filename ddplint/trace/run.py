@@ -22,7 +22,7 @@ from ddplint.errors import DdplintError
 from ddplint.rules import matches
 from ddplint.target import Inputs, Target, blame
 from ddplint.trace.devices import DeviceMode, TraceDevice, Twins
-from ddplint.trace.recorder import Recorder, Recording, composites_open, tensors_in
+from ddplint.trace.recorder import Recorder, Recording, composites_open, of_meta, tensors_in
 from ddplint.trace.shapes import RememberingMode, Shapes
 from ddplint.trace.sites import Site, call_site
 from ddplint.trace.values import AnsweringMode, Answers, NoValue, Plan, answering
@@ -275,7 +275,7 @@ def trace(
                 except NoValue:
                     raise
                 except Exception as error:
-                    if device == "cpu":
+                    if device == "cpu" or (plan.answers and not of_meta(error)):  # an answer that nothing can go with
                         raise blame("backward", error) from error
                     no_backward = str(error).split("\n", 1)[0]
         drew = before != _generators()

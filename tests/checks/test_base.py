@@ -79,6 +79,11 @@ def test_an_alias_that_an_entry_covers_counts_once() -> None:
     assert case.covering(case.analysis.parameters[1]) is None
 
 
+def test_parameters_are_found_by_first_name() -> None:
+    case = Case(analysis(unused("a.w", aliases=("b.w",)), used("c.w")))
+    assert {name: p.usage for name, p in case.named.items()} == {"a.w": "never", "c.w": "always"}
+
+
 def test_groups_are_in_order() -> None:
     assert grouped([3, 1, 5, 2], lambda number: number % 2) == [(3, 1, 5), (2,)]
 

@@ -171,3 +171,23 @@ def test_the_checks_do_not_import_torch() -> None:
     )
     ran = subprocess.run([sys.executable, "-c", code], cwd=FOLDER.parents[1], capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
+
+
+def test_the_codes_that_are_asked() -> None:
+    codes = tuple(check.CODE for check in registry.all_checks())
+    assert registry.chosen() == codes
+    assert registry.chosen(("DDP2",), ("kept-alive",)) == tuple(c for c in codes if c[3] == "2" and c != "DDP208")
+    with pytest.raises(DdplintError, match="--ignore: no rule"):
+        registry.chosen(ignore=("DDP8",))
+
+
+@pytest.mark.parametrize("check", registry.all_checks(), ids=lambda check: check.CODE)
+def test_a_page_is_its_summary_and_its_sections(check: Check) -> None:
+    page = registry.page(check)
+    assert f"\n\n{registry.summary(check)}\n\n## " in page
+    assert len(registry.summary(check)) > 20
+    for heading in registry.SECTIONS:
+        text = registry.section(check, heading)
+        assert f"## {heading}\n\n{text}\n" in page
+        assert text
+        assert "\n## " not in text

@@ -99,6 +99,7 @@ def test_trace() -> None:
         "nodes": 12,
         "seconds": 0.123,
         "agrees_with_autograd": True,
+        "adapter": None,
     }
     differing = analysis(used("a.w"), disagreements=[Disagreement("a.w", graph=False, autograd=True, backward=True)])
     (result,) = rendered(Result(differing))["results"]

@@ -250,6 +250,17 @@ def test_a_permutation_stays_one() -> None:
     assert forced(shuffled, "low", "high") == [[0, 1, 2, 3]] * 2
 
 
+def test_a_seed_leaves_nothing_of_the_draws_before_it() -> None:
+    """A normal draw is made in pairs, and the second is kept for the next call."""
+    with draws_watched():
+        firsts = []
+        for seed in (0, 1, 0, 1):
+            np.random.seed(seed)
+            firsts.append((np.random.normal(), np.random.mtrand._rand.normal()))
+    assert firsts[:2] == firsts[2:]
+    assert firsts[0] != firsts[1]
+
+
 def test_what_sets_or_tells_the_state_is_no_draw() -> None:
     assert asked(lambda: np.random.seed(3)) == []
     assert asked(lambda: np.random.set_state(np.random.get_state())) == []
