@@ -497,7 +497,8 @@ def _wraps(
     if ckpt or every or target is not None:
         project = _project(rules)
         options = _how(project, **how)
-        verdicts = [wraps.judged(found, s, options) for s in _all_subjects(project, ckpt, every, target)]
+        with _watched("tracing", options) as watched:
+            verdicts = [wraps.judged(found, s, watched) for s in _all_subjects(project, ckpt, every, target)]
     _say_found(found, verdicts, how["quiet"])
     _print(wraps.render(format_, found, verdicts))
     if found.failed:
@@ -540,7 +541,8 @@ def _fix(
     else:
         subjects = wraps.with_source(checking.chosen(project, (), every=True), "ddplint fix")
     found = wraps.listed(places, subjects)
-    verdicts = [wraps.judged(found, subject, options) for subject in subjects]
+    with _watched("tracing", options) as watched:
+        verdicts = [wraps.judged(found, subject, watched) for subject in subjects]
     fix = wraps.fixed(found, verdicts)
     _say_found(found, verdicts, options.quiet)
     _say_notices(wraps.reasons(fix), "", options.quiet)
@@ -588,7 +590,9 @@ def _update(ckpt: tuple[str, ...], every: bool, rules: Path | None, diff: bool, 
     New entries have the reason "TODO", which `check` reports (DDP106) until a person has written it.
     """
     project = _project(rules)
-    updates = update.prepared(project, _all_subjects(project, ckpt, every, None), _how(project, **how))
+    subjects = _all_subjects(project, ckpt, every, None)
+    with _watched("tracing", _how(project, **how)) as watched:
+        updates = update.prepared(project, subjects, watched)
     if diff:
         _print("".join(one.diff() for one in updates))
     else:

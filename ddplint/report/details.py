@@ -53,7 +53,7 @@ def _path(report: Report, plan: dict[str, Any]) -> str:
     if plan.get("after"):
         start += f", after {plan['after']} steps"
     forced = [
-        f"{answer!r} at {report.relative(fork['file'])}:{fork['line']} in {fork['function']}"
+        f"{answer} at {report.relative(fork['file'])}:{fork['line']} in {fork['function']}"
         for fork, answer in plan["answers"]
     ]
     return f"{start}; {'forced: ' + ', '.join(forced) if forced else 'nothing forced'}"

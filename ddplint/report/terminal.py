@@ -301,8 +301,12 @@ class _Page:
 
     def paths(self, result: Result) -> None:
         self.heading("paths that leave different parameters unused")
+        table = Table.grid(padding=(0, 1, 0, 0))
+        table.add_column(no_wrap=True)
+        table.add_column(overflow="fold")
         for path in details.paths(self.report, result) or ("not known: nothing was rehearsed",):
-            self.console.print(Padding(Text(path), (0, 0, 0, 2)))
+            table.add_row(Text("-", "dim"), Text(path))
+        self.console.print(Padding(table, (0, 0, 0, 2)))
 
     def parameters(self, result: Result) -> None:
         """Every parameter, in the tree of modules."""

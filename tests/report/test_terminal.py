@@ -202,8 +202,8 @@ def test_verbose_has_the_paths_and_every_parameter_in_a_tree() -> None:
     )
     seen = rows(result, view=View(verbose=True))
     assert below("paths that leave different parameters unused", seen) == [
-        "  rank 0, inputs 1, seed 0; nothing forced",
-        "  rank 1, inputs 1, seed 2; forced: False at model.py:5 in Net.forward",
+        "  - rank 0, inputs 1, seed 0; nothing forced",
+        "  - rank 1, inputs 1, seed 2; forced: False at model.py:5 in Net.forward",
     ]
     assert below("parameters", seen) == [
         "model.py:build",
