@@ -11,7 +11,8 @@ from typing import TypeVar
 from ddplint.trace.draws import FEW
 from ddplint.trace.values import LARGE, Answer, Asked, Fork
 
-TOGETHER = 24  # paths at most on which several forks are answered together
+# Paths at most on which several forks are answered together, by the operations on a path: what these cost is waited for.
+TOGETHER = ((400, 24), (4000, 12), (math.inf, 6))
 THREES = 12  # forks, up to which any three of them are
 CANDIDATES = 32  # selections of which the best is taken
 
@@ -47,23 +48,23 @@ def answers_in_turn(fork: Fork, asked: Asked) -> tuple[tuple[Answer, ...], tuple
     return (middle,) if fork.domain in ("bool", "mask") else ("rising", "falling", middle), others
 
 
-def covering(options: Sequence[Sequence[T]]) -> list[tuple[T, ...]]:
+def covering(options: Sequence[Sequence[T]], limit: int = TOGETHER[0][1]) -> list[tuple[T, ...]]:
     """Few selections, one choice of each of ``options`` in each, in which any three choices (where the options are many,
-    any two) have met; all selections where these are at most ``TOGETHER``, and never more than ``TOGETHER``.
+    any two) have met; all selections where these are at most ``limit``, and never more than ``limit``.
 
     Greedy: the next selection is the one of several random ones that brings the most new meetings. The same for the same
     options.
     """
     if len(options) < 2:
         return []
-    if math.prod(len(choices) for choices in options) <= TOGETHER:
+    if math.prod(len(choices) for choices in options) <= limit:
         return list(itertools.product(*options))
     size = 3 if 2 < len(options) <= THREES else 2
     numbers = [range(len(choices)) for choices in options]
     missing = {meeting for some in itertools.combinations(range(len(options)), size) for meeting in _meetings(numbers, some)}
     draw = random.Random(0)
     found: list[tuple[T, ...]] = []
-    while missing and len(found) < TOGETHER:
+    while missing and len(found) < limit:
         candidates = [tuple(draw.choice(choices) for choices in numbers) for _ in range(CANDIDATES)]
         met = [missing & set(itertools.combinations(enumerate(selection), size)) for selection in candidates]
         best = max(range(CANDIDATES), key=lambda number: len(met[number]))

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from ddplint.errors import DdplintError
 from ddplint.stages import say
 from ddplint.target import Target
-from ddplint.trace.choices import answers_at, answers_in_turn, covering
+from ddplint.trace.choices import TOGETHER, answers_at, answers_in_turn, covering
 from ddplint.trace.devices import TraceDevice
 from ddplint.trace.recorder import DRAWING
 from ddplint.trace.run import Built, Path, trace, walk
@@ -247,7 +247,7 @@ class Explorer:
             outermost = extreme(found.outcomes, key=lambda outcome: len(outcome.used))
             if not outermost.observed:
                 again(outermost)
-        asked_of: set[str] = set()
+        asked_of = set(found.outcomes[0].touched)  # its forks were answered from there
         while parent := _wasted(found.outcomes, asked_of):
             asked_of |= parent.touched
             again(parent)
@@ -263,7 +263,8 @@ class Explorer:
             o for o in (*found.outcomes, *self._stuck) if o.observed and (o.plan.seed == 0) and self._is_base(o)
         ]
         options = [choices for choices in (bases[:BASES], *options) if len(choices) > 1] if options else []
-        for combination in covering(options):
+        operations = len(found.first.recording.ops)
+        for combination in covering(options, limit=next(runs for most, runs in TOGETHER if operations <= most)):
             joint = next((chosen for chosen in combination if isinstance(chosen, Outcome)), found.outcomes[0])
             for chosen in combination:
                 if isinstance(chosen, Outcome) or chosen[0] in dict(joint.plan.answers):  # it reads the same as one before

@@ -523,10 +523,14 @@ def test_few_forks_meet_in_every_way() -> None:
 def test_any_few_answers_meet(counts: tuple[int, ...], size: int) -> None:
     options = choices(*counts)
     selections = covering(options)
-    assert len(selections) <= TOGETHER
+    assert len(selections) <= TOGETHER[0][1]
     for some in itertools.combinations(range(len(options)), size):
         wanted = set(itertools.product(*(options[number] for number in some)))
         assert wanted == {tuple(selection[number] for number in some) for selection in selections}
+
+
+def test_fewer_selections_where_a_path_costs_more() -> None:
+    assert len(covering(choices(*(2,) * 9), limit=6)) == 6
 
 
 def test_the_same_options_give_the_same_selections() -> None:
