@@ -18,6 +18,7 @@ from ddplint.graph import GradientGraph, gradient_graph, module_edges
 from ddplint.rehearse import rehearse
 from ddplint.request import Request
 from ddplint.semantics import opaque_output, outside, unseen
+from ddplint.stages import say
 from ddplint.target import Target, load
 from ddplint.trace.devices import TraceDevice
 from ddplint.trace.environment import without_gpu
@@ -230,6 +231,7 @@ def _trace(request: Request, device: TraceDevice, reason: str, default: dict[str
     size = 0
     for rank in range(max(request.ranks, 1)):
         with without_gpu(rank=rank, world_size=max(request.ranks, 1)) as environment:
+            say(f"building {request.target.factory} on {device}")
             target = load(request.target)
             built: Built = build(target, device, request.documented)
             size = weight_bytes(built.model)

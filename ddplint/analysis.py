@@ -24,6 +24,8 @@ class Location:
     line: int
     function: str = ""  # qualified name of the function the line is in
     text: str = ""  # the source line, stripped
+    # Where on the line the operation is written: the first character and the one after the last, from 0; None: not known.
+    columns: tuple[int, int] | None = field(default=None, compare=False)  # a line is one place, however it is used
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +191,6 @@ def _located(entry: dict[str, Any]) -> dict[str, Any]:
     """A dataclass's JSON fields with its locations and tuples as they were."""
     places = ("location", "checkpoint", "bypass", "zeroed")
     return {
-        key: Location(**value) if key in places and value else tuple(value) if isinstance(value, list) else value
+        key: Location(**_located(value)) if key in places and value else tuple(value) if isinstance(value, list) else value
         for key, value in entry.items()
     }

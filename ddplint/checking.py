@@ -19,6 +19,7 @@ from ddplint.config import Project, find_rule_file
 from ddplint.errors import DdplintError
 from ddplint.explain import find as find_parameter
 from ddplint.fields import faults, shown
+from ddplint.live import Live
 from ddplint.report import Report, Result, github
 from ddplint.request import Device, Request
 from ddplint.rules import FIELDS, RuleFile, TargetSpec, load_rule_file
@@ -41,7 +42,7 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How to look at a subject, as the command line says; ``timeout`` in seconds."""
+    """How to look at a subject, as the command line says; ``timeout`` in seconds. ``live`` is told how far it is."""
 
     device: Device = "auto"
     paths: int | None = None
@@ -52,6 +53,7 @@ class Options:
     ignore: tuple[str, ...] = ()
     verbose: bool = False
     quiet: bool = False
+    live: Live | None = None
 
 
 def bare_target(text: str, folder: Path) -> TargetSpec:
@@ -114,6 +116,12 @@ def all_of(project: Project) -> tuple[Subject | DdplintError, ...]:
     return (*sorted(subjects, key=lambda subject: subject.title), *errors)
 
 
+def type_names(project: Project) -> dict[str, str]:
+    """The names of the project's checkpoint types that can be loaded, with their descriptions."""
+    types = (subject.rules for subject in all_of(project) if isinstance(subject, Subject))
+    return {rules.name: rules.description for rules in types if rules is not None}
+
+
 def refuse_unknown_codes(options: Options) -> None:
     """Raise DdplintError if ``select`` or ``ignore`` names no check, before a trace is waited for."""
     trace = TraceRecord(device="meta", device_reason="", paths=0, ranks=0, nodes=0, seconds=0.0)
@@ -135,7 +143,7 @@ def analysed(subject: Subject, options: Options, *, explain: str | None = None, 
         explain=explain,
         rehearse=rehearse,
     )
-    return worker.run(request, timeout=options.timeout, verbose=options.verbose, quiet=options.quiet)
+    return worker.run(request, timeout=options.timeout, verbose=options.verbose, quiet=options.quiet, live=options.live)
 
 
 def checked(subject: Subject | DdplintError, options: Options) -> Result:

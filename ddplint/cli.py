@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import io
 import json
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn, get_args
 
 import click
+from click.shell_completion import CompletionItem, get_completion_class
 
 import ddplint
-from ddplint import baseline, checking, decode, explain, schema, update, verify, wraps
+from ddplint import baseline, checking, decode, explain, listing, live, schema, settings, update, verify, wraps
 from ddplint.callsites.find import Found
 from ddplint.checking import Options, Subject
 from ddplint.checks import registry
 from ddplint.config import Project, find_project
 from ddplint.errors import DdplintError
-from ddplint.report import FORMATS, Report, Result, Unchecked, ready, render
+from ddplint.report import FORMATS, Report, Result, Unchecked, View, for_a_person, is_terminal, ready, render
 from ddplint.request import Device
 from ddplint.worker import EngineError
 
@@ -92,9 +95,9 @@ def _say_notices(notices: Iterable[str], title: str, quiet: bool) -> None:
             click.echo(f"note: {title}: {notice}" if title else f"note: {notice}", err=True)
 
 
-def _print(text: str) -> None:
+def _print(text: str, color: bool | None = None) -> None:
     try:
-        click.echo(text, nl=False)
+        click.echo(text, nl=False, color=color)
         sys.stdout.flush()
     except OSError as error:
         # What is still in the buffer would fail once more when Python exits.
@@ -103,12 +106,37 @@ def _print(text: str) -> None:
             raise DdplintError(f"can't be written: {error.strerror}", where="stdout") from None
 
 
+@contextlib.contextmanager
+def _watched(title: str, options: Options) -> Iterator[Options]:
+    """``options`` for work that may take long: on a terminal, a line on stderr says how far it is."""
+    if options.quiet or not live.can_be_shown(sys.stderr):
+        yield options
+        return
+    with live.shown(title, sys.stderr) as told:
+        yield replace(options, live=told)
+
+
 def _codes(context: click.Context, option: click.Parameter, value: str | None) -> tuple[str, ...]:
     return tuple(code for part in (value or "").split(",") if (code := part.strip()))
 
 
 def _options(*options: Callable[[_Command], _Command]) -> Callable[[_Command], _Command]:
     return lambda function: functools.reduce(lambda made, option: option(made), reversed(options), function)
+
+
+def _complete_types(context: click.Context, option: click.Parameter, typed: str) -> list[CompletionItem]:
+    """The project's checkpoint types that go on from ``typed``; none where they can't be had."""
+    try:
+        names = checking.type_names(_project(context.params.get("rules")))
+    except DdplintError:
+        return []
+    return [CompletionItem(name, help=description) for name, description in names.items() if name.startswith(typed)]
+
+
+def _complete_codes(context: click.Context, option: click.Parameter, typed: str) -> list[CompletionItem]:
+    """The rule codes that go on from ``typed``."""
+    checks = registry.all_checks()
+    return [CompletionItem(check.CODE, help=check.NAME) for check in checks if check.CODE.startswith(typed.upper())]
 
 
 _target = click.option(
@@ -142,10 +170,12 @@ _tracing = _options(
         metavar="SECONDS",
         help="End a target that takes longer (default: 300).",
     ),
-    click.option("--verbose", is_flag=True, help="Let warnings of Python and PyTorch through to stderr."),
-    click.option("--quiet", is_flag=True, help="Neither notices nor what the target prints on stderr."),
+    click.option("--verbose", is_flag=True, help="Say more; let warnings of Python and PyTorch through to stderr."),
+    click.option("--quiet", is_flag=True, help="Findings alone; neither notices nor what the target prints on stderr."),
 )
-_one_type = click.option("--ckpt", metavar="NAME", help="The checkpoint type; not needed where there is only one.")
+_one_type = click.option(
+    "--ckpt", metavar="NAME", shell_complete=_complete_types, help="The checkpoint type; not needed where there is only one."
+)
 
 
 def _project(rules: Path | None) -> Project:
@@ -184,7 +214,13 @@ def _subject(project: Project, ckpt: str | None, target: str | None) -> Subject:
 
 
 @_command("check")
-@click.option("--ckpt", multiple=True, metavar="NAME", help="A checkpoint type; may be given several times.")
+@click.option(
+    "--ckpt",
+    multiple=True,
+    metavar="NAME",
+    shell_complete=_complete_types,
+    help="A checkpoint type; may be given several times.",
+)
 @click.option("--all", "every", is_flag=True, help="Every checkpoint type of the project.")
 @_target
 @_rules
@@ -206,6 +242,8 @@ def _subject(project: Project, ckpt: str | None, target: str | None) -> Subject:
 @click.option("--base", metavar="REV", help="Only what has changed since this git revision (DDP107).")
 @click.option("--exit-zero", is_flag=True, help="Exit 0 in spite of findings (not if something could not be checked).")
 @click.option("--no-cache", is_flag=True, help="Trace again even if nothing has changed (nothing is cached yet).")
+@click.option("--statistics", is_flag=True, help="How many findings of each code and parameters of each cause.")
+@click.option("--show-settings", is_flag=True, help="Print the settings in force and where each is from; check nothing.")
 def _check(
     ckpt: tuple[str, ...],
     every: bool,
@@ -216,6 +254,8 @@ def _check(
     base: str | None,
     exit_zero: bool,
     no_cache: bool,
+    statistics: bool,
+    show_settings: bool,
     **how: Any,
 ) -> int:
     """Trace each checkpoint type or target, and hold what is unused against its rules."""
@@ -224,7 +264,12 @@ def _check(
     project = _project(rules)
     options = _how(project, **how)
     checking.refuse_unknown_codes(options)
+    if show_settings:
+        _print(settings.shown_settings(project, options))
+        return CLEAN
     ready(format_)
+    if statistics and format_ != "text":
+        raise DdplintError("--statistics is for --format text", fix="leave one of them out")
     if output is not None:
         checking.refuse_missing_folder(output)
     if target is not None:
@@ -235,8 +280,10 @@ def _check(
         results, unchecked = _results(subjects, options, old)
     report = Report(tuple(results), unchecked=tuple(unchecked))
     if results:
-        text = render(format_, report)
-        _print(text) if output is None else checking.replace_file(output, text)
+        stream = sys.stdout if output is None else None
+        view = View(options.quiet, options.verbose, statistics)
+        text = for_a_person(report, view, stream) if format_ == "text" else render(format_, report)
+        _print(text, color=is_terminal(sys.stdout)) if output is None else checking.replace_file(output, text)
         _say_notices(checking.add_step_summary(format_, report), "", options.quiet)
     if unchecked:
         return NOT_CHECKED
@@ -250,14 +297,14 @@ def _results(
     results: list[Result] = []
     unchecked: list[Unchecked] = []
     for number, subject in enumerate(subjects, 1):
-        several = len(subjects) > 1 and isinstance(subject, Subject)
-        title = subject.title if several and isinstance(subject, Subject) else ""
-        if several and sys.stderr.isatty() and not options.quiet:
-            click.echo(f"checking {title} ({number} of {len(subjects)})", err=True)
+        name = subject.title if isinstance(subject, Subject) else ""
+        title = name if len(subjects) > 1 else ""
+        of_several = f" ({number} of {len(subjects)})" if title else ""
         try:
-            result = checking.checked(subject, options)
-            if old is not None:
-                result = baseline.against(result, checking.only([subject]), options, old)
+            with _watched(f"checking {name}{of_several}", options) as watched:
+                result = checking.checked(subject, watched)
+                if old is not None:
+                    result = baseline.against(result, checking.only([subject]), watched, old)
         except Exception as error:
             _say_error(error, click.get_current_context().params["debug"], title)
             unchecked.append(Unchecked(title or "a checkpoint type", str(error)))
@@ -268,7 +315,13 @@ def _results(
 
 
 @_command("verify")
-@click.option("--ckpt", multiple=True, metavar="NAME", help="A checkpoint type; may be given several times.")
+@click.option(
+    "--ckpt",
+    multiple=True,
+    metavar="NAME",
+    shell_complete=_complete_types,
+    help="A checkpoint type; may be given several times.",
+)
 @click.option("--all", "every", is_flag=True, help="Every checkpoint type of the project.")
 @_target
 @_rules
@@ -359,7 +412,8 @@ def _why(param: str, ckpt: str | None, target: str | None, rules: Path | None, *
     """
     project = _project(rules)
     options = _how(project, **how)
-    parameter, analysis = checking.explained(_subject(project, ckpt, target), param, options)
+    with _watched("tracing", options) as watched:
+        parameter, analysis = checking.explained(_subject(project, ckpt, target), param, watched)
     _say_notices(analysis.notices, "", options.quiet)
     _print(explain.explain(parameter, analysis.way))
     return CLEAN
@@ -377,7 +431,8 @@ def _decode(ckpt: str | None, target: str | None, rules: Path | None, **how: Any
     subject = _subject(project, ckpt, target)
     text = sys.stdin.buffer.read().decode(errors="replace") if sys.stdin else ""
     decode.indices(text)  # a text without such an error is refused before a trace is waited for
-    analysis = checking.analysed(subject, options)
+    with _watched("tracing", options) as watched:
+        analysis = checking.analysed(subject, watched)
     _say_notices(analysis.notices, "", options.quiet)
     _print("".join(f"{row}\n" for row in decode.decode(text, analysis)))
     return CLEAN
@@ -398,7 +453,8 @@ def _init(target: str, ckpt: str | None, output: Path | None, rules: Path | None
     """Write a commented starter rule file for a target, from what the trace finds."""
     project = _project(rules)
     options = _how(project, **how)
-    path, analysis = checking.started(project, target, ckpt, output, options)
+    with _watched("tracing", options) as watched:
+        path, analysis = checking.started(project, target, ckpt, output, watched)
     _say_notices(analysis.notices, "", options.quiet)
     if not options.quiet:
         click.echo(f"note: wrote {path}", err=True)
@@ -410,7 +466,13 @@ _places = click.argument("places", metavar="[PATHS]...", nargs=-1, type=click.Pa
 
 @_command("wraps")
 @_places
-@click.option("--ckpt", multiple=True, metavar="NAME", help="Hold the wraps against a checkpoint type's verdict.")
+@click.option(
+    "--ckpt",
+    multiple=True,
+    metavar="NAME",
+    shell_complete=_complete_types,
+    help="Hold the wraps against a checkpoint type's verdict.",
+)
 @click.option("--all", "every", is_flag=True, help="Against every checkpoint type of the project.")
 @_target
 @_rules
@@ -435,7 +497,8 @@ def _wraps(
     if ckpt or every or target is not None:
         project = _project(rules)
         options = _how(project, **how)
-        verdicts = [wraps.judged(found, s, options) for s in _all_subjects(project, ckpt, every, target)]
+        with _watched("tracing", options) as watched:
+            verdicts = [wraps.judged(found, s, watched) for s in _all_subjects(project, ckpt, every, target)]
     _say_found(found, verdicts, how["quiet"])
     _print(wraps.render(format_, found, verdicts))
     if found.failed:
@@ -445,7 +508,13 @@ def _wraps(
 
 @_command("fix")
 @_places
-@click.option("--ckpt", multiple=True, metavar="NAME", help="A checkpoint type; may be given several times.")
+@click.option(
+    "--ckpt",
+    multiple=True,
+    metavar="NAME",
+    shell_complete=_complete_types,
+    help="A checkpoint type; may be given several times.",
+)
 @click.option("--all", "every", is_flag=True, help="Every checkpoint type of the project.")
 @_target
 @_rules
@@ -472,7 +541,8 @@ def _fix(
     else:
         subjects = wraps.with_source(checking.chosen(project, (), every=True), "ddplint fix")
     found = wraps.listed(places, subjects)
-    verdicts = [wraps.judged(found, subject, options) for subject in subjects]
+    with _watched("tracing", options) as watched:
+        verdicts = [wraps.judged(found, subject, watched) for subject in subjects]
     fix = wraps.fixed(found, verdicts)
     _say_found(found, verdicts, options.quiet)
     _say_notices(wraps.reasons(fix), "", options.quiet)
@@ -503,7 +573,13 @@ def _say_found(found: Found, verdicts: Iterable[wraps.Judged], quiet: bool) -> N
 
 
 @_command("update")
-@click.option("--ckpt", multiple=True, metavar="NAME", help="A checkpoint type; may be given several times.")
+@click.option(
+    "--ckpt",
+    multiple=True,
+    metavar="NAME",
+    shell_complete=_complete_types,
+    help="A checkpoint type; may be given several times.",
+)
 @click.option("--all", "every", is_flag=True, help="Every checkpoint type of the project.")
 @_rules
 @_tracing
@@ -514,7 +590,9 @@ def _update(ckpt: tuple[str, ...], every: bool, rules: Path | None, diff: bool, 
     New entries have the reason "TODO", which `check` reports (DDP106) until a person has written it.
     """
     project = _project(rules)
-    updates = update.prepared(project, _all_subjects(project, ckpt, every, None), _how(project, **how))
+    subjects = _all_subjects(project, ckpt, every, None)
+    with _watched("tracing", _how(project, **how)) as watched:
+        updates = update.prepared(project, subjects, watched)
     if diff:
         _print("".join(one.diff() for one in updates))
     else:
@@ -523,8 +601,33 @@ def _update(ckpt: tuple[str, ...], every: bool, rules: Path | None, diff: bool, 
     return FINDINGS if diff and any(one.changes for one in updates) else CLEAN
 
 
+@_command("list")
+@_rules
+@click.option("--format", "format_", type=click.Choice(listing.FORMATS), default="text", show_default=True)
+def _list(rules: Path | None, format_: str) -> int:
+    """List the checkpoint types: their targets, rule files and what is documented."""
+    project = _project(rules)
+    subjects = checking.all_of(project)
+    _print(listing.render(format_, project, subjects, sys.stdout), color=is_terminal(sys.stdout))
+    broken = [subject for subject in subjects if isinstance(subject, DdplintError)]
+    for error in broken:
+        _say_error(error, debug=False)
+    return NOT_CHECKED if broken else CLEAN
+
+
+@_command("completion")
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def _completion(shell: str) -> int:
+    """Print the completion script of a shell; for bash: eval "$(ddplint completion bash)"."""
+    make = get_completion_class(shell)
+    assert make is not None  # click has all three
+    script = make(group, {}, "ddplint", "_DDPLINT_COMPLETE")
+    _print(script.source_template % script.source_vars())
+    return CLEAN
+
+
 @_command("rule")
-@click.argument("code", required=False)
+@click.argument("code", required=False, shell_complete=_complete_codes)
 def _rule(code: str | None) -> int:
     """The page of a rule: what it means, why it matters, examples, the fix. Without CODE: a list of all."""
     if code is not None:

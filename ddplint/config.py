@@ -58,7 +58,7 @@ class Project:
     ``root`` is the project's folder, ``base`` the one that targets' relative paths start from (the root; with
     the embedded rule files the working folder). ``source`` says how ``rules_dir`` was found: --rules, the
     configuration's key ``rules``, a folder of that name, or ddplint's own. ``config`` is the file with the
-    settings, if there is one.
+    settings, if there is one, and ``given`` the keys that it has.
     """
 
     root: Path
@@ -70,6 +70,7 @@ class Project:
     timeout: float = 300.0
     select: tuple[str, ...] = ()
     ignore: tuple[str, ...] = ()
+    given: frozenset[str] = frozenset()
 
 
 def find_project(working: Path, rules: Path | None = None) -> Project:
@@ -110,6 +111,7 @@ def find_project(working: Path, rules: Path | None = None) -> Project:
         timeout=float(settings.get("timeout", 300.0)),
         select=tuple(settings.get("select", ())),
         ignore=tuple(settings.get("ignore", ())),
+        given=frozenset(settings),
     )
 
 

@@ -30,6 +30,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ddplint.analysis import Rehearsal
 from ddplint.errors import DdplintError
+from ddplint.stages import say
 from ddplint.target import Target, last_line, said, take_step
 from ddplint.trace.devices import TraceDevice, Twins
 from ddplint.trace.environment import without_gpu
@@ -89,6 +90,7 @@ def rehearse(
         for stage in stages:
             with _group_set_aside(), without_gpu(stage.rank, ranks):
                 for setting, log in logs.items():
+                    say(f"DDP with {setting} on rank {stage.rank}")
                     log.append(stage.run(setting, iterations, sent=log[0].sent if log else None))
     outcomes, details = {}, {}
     for setting, of_ranks in logs.items():

@@ -30,6 +30,7 @@ import ddplint
 from ddplint.analysis import Analysis, Location
 from ddplint.errors import DdplintError
 from ddplint.fields import shown
+from ddplint.live import Live
 from ddplint.request import Request
 
 ENGINE = "ddplint.analyse:analyse"
@@ -70,18 +71,21 @@ def run(
     timeout: float = TIMEOUT,
     verbose: bool = False,
     quiet: bool = False,
+    live: Live | None = None,
     engine: str = ENGINE,
 ) -> Analysis:
     """The engine's answer to ``request``, from a process of its own.
 
     ``timeout`` is in seconds, from the start of the process. ``verbose`` lets the warnings of Python and
-    PyTorch through to stderr; ``quiet`` drops all that the target prints. ``engine`` is "module:function",
+    PyTorch through to stderr; ``quiet`` drops all that the target prints; ``live`` gets it, and what the worker says it is
+    doing, in the place of stderr. ``engine`` is "module:function",
     Request -> Analysis. Raises DdplintError as the engine did, or where the worker left without an answer:
     out of time, by an exit, by a signal, with its pipe closed or spoilt; EngineError on any other exception
     of the engine.
     """
-    with _started(request, verbose, quiet, engine) as worker:
-        outcome = _received(worker, time.monotonic() + timeout, timeout)
+    printed = subprocess.DEVNULL if quiet or not _is_open(2) else live.output if live else 2
+    with _started(request, verbose, printed, engine) as worker:
+        outcome = _received(worker, time.monotonic() + timeout, timeout, live)
         with contextlib.suppress(subprocess.TimeoutExpired):
             worker.keeper.wait(_GRACE)
     if "analysis" in outcome:
@@ -103,8 +107,8 @@ def run(
 
 
 @contextlib.contextmanager
-def _started(request: Request, verbose: bool, quiet: bool, engine: str) -> Iterator[_Worker]:
-    """A worker on ``request``; nothing of it is running after the block."""
+def _started(request: Request, verbose: bool, output: int, engine: str) -> Iterator[_Worker]:
+    """A worker on ``request`` that prints to ``output``; nothing of it is running after the block."""
     answer, answer_end = os.pipe()
     lifeline_end, lifeline = os.pipe()
     with (
@@ -119,7 +123,6 @@ def _started(request: Request, verbose: bool, quiet: bool, engine: str) -> Itera
         message.write(json.dumps(request.to_json()).encode())
         message.seek(0)
         ends = (answer_end, record.fileno(), lifeline_end)
-        output = subprocess.DEVNULL if quiet or not _is_open(2) else 2
         try:
             keeper = subprocess.Popen(
                 [sys.executable, "-P", "-c", _START, engine, *map(str, ends)],
@@ -169,8 +172,8 @@ def _environment(verbose: bool) -> dict[str, str]:
     return environment
 
 
-def _received(worker: _Worker, deadline: float, timeout: float) -> dict[str, Any]:
-    """The worker's message, once it is whole. Raises DdplintError if none comes."""
+def _received(worker: _Worker, deadline: float, timeout: float, live: Live | None) -> dict[str, Any]:
+    """The worker's last message, once it is whole; ``live`` gets those before. Raises DdplintError if none comes."""
     data = bytearray()
     while True:
         ended = worker.keeper.poll() is not None  # asked first, so that what it wrote before is read below
@@ -180,11 +183,16 @@ def _received(worker: _Worker, deadline: float, timeout: float) -> dict[str, Any
             data += piece
             if not _MARK.startswith(bytes(data[: len(_MARK)])):
                 raise _spoilt(worker)
-            if (message := _whole(data)) is not None:
+            while (message := _whole(data)) is not None:
                 try:
-                    return dict(json.loads(message))
+                    outcome = dict(json.loads(message))
                 except ValueError:
                     raise _spoilt(worker) from None
+                if "stage" not in outcome:
+                    return outcome
+                if live is not None:
+                    live.say(str(outcome["stage"]))
+                del data[: len(_MARK) + 8 + len(message)]
             if not piece:
                 raise _left(worker)
         elif ended:

@@ -5,8 +5,8 @@ parent.
 and the request as JSON on stdin. The process forks at once, before anything of the target is imported. The
 parent half is the keeper: it waits for the worker, or for the lifeline (a pipe that ``ddplint.worker`` holds
 the other end of) to break, ends all that the target started, and exits as the worker did. The child half is
-the worker: it runs the engine and writes one framed message to the answer pipe. Only the engine imports
-torch.
+the worker: it runs the engine and writes framed messages to the answer pipe, of which the last is the
+answer, and those before say what it is doing. Only the engine imports torch.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from ddplint import stages
 from ddplint.analysis import Analysis
 from ddplint.errors import DdplintError
 from ddplint.request import Request
@@ -119,7 +120,13 @@ def _work(engine: str, message: dict[str, Any], answer: int, record: int) -> NoR
     _record_last_place(record)
     sys.argv = ["ddplint"]  # a target that parses arguments sees none of ours
     sys.path.insert(0, os.getcwd())
-    outcome = _outcome(engine, message)
+
+    def listen(stage: str) -> None:
+        if os.getpid() == own and os.path.samestat(os.fstat(answer), pipe):  # else the target forked, or closed it
+            _send(answer, json.dumps({"stage": stage}))
+
+    with stages.told_to(listen):
+        outcome = _outcome(engine, message)
     if os.getpid() != own:
         _leave(0)  # the target forked, and this copy of the trace has nobody to answer to
     try:

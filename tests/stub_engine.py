@@ -18,6 +18,7 @@ from typing import NoReturn
 from ddplint.analysis import Analysis, TraceRecord
 from ddplint.errors import DdplintError
 from ddplint.request import Request
+from ddplint.stages import say
 
 
 def _answer(*notices: str) -> Analysis:
@@ -35,6 +36,23 @@ def prints(request: Request) -> Analysis:
     sys.stderr.write("from stderr\n")
     subprocess.run(["echo", "from a program"], check=True)
     warnings.warn("from warnings", stacklevel=1)
+    return _answer()
+
+
+def says_what_it_does(request: Request) -> Analysis:
+    say("path 1")
+    sys.stdout.write("forward\n")
+    say("größe 2")
+    return _answer("done")
+
+
+def forks_and_goes_on(request: Request) -> Analysis:
+    child = os.fork()
+    if not child:
+        say("the fork's")
+        os._exit(0)
+    os.waitpid(child, 0)
+    say("the worker's own")
     return _answer()
 
 

@@ -194,15 +194,138 @@ def test_stdout_has_the_report_alone(traced: Worker, call: Call) -> None:
     assert call("check", "--ckpt", "good", "--quiet")[2] == ""
 
 
-@pytest.mark.usefixtures("traced")
-def test_progress_is_for_terminals(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_is_for_terminals(traced: Worker, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    on_a_terminal(monkeypatch)
+    _, out, err = call("check", "--all")
+    assert "checking good (1 of 2)" in err
+    assert "checking poor (2 of 2)" in err
+    assert "checking" not in out
+    assert all(options["live"] for options in traced.options)
+    assert call("check", "--all", "--quiet")[2] == ""
+    monkeypatch.setenv("TERM", "dumb")
     assert call("check", "--all")[2] == ""
+    assert traced.options[-1]["live"] is None
+
+
+def on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make stdout and stderr terminals of 100 columns, from here on."""
     for stream in (sys.stdout, sys.stderr):
         monkeypatch.setattr(stream, "isatty", lambda: True)
-    _, out, err = call("check", "--all")
-    assert err == "checking good (1 of 2)\nchecking poor (2 of 2)\n"
-    assert "\x1b" not in out
-    assert call("check", "--all", "--quiet")[2] == ""
+    for name in ("NO_COLOR", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "100")
+
+
+@pytest.mark.usefixtures("traced")
+def test_a_terminal_gets_a_layout_and_anything_else_plain_text(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    on_a_terminal(monkeypatch)
+    _, out, _ = call("check", "--ckpt", "poor")
+    assert out.startswith("\x1b[1;31m✗ poor")
+    monkeypatch.setenv("NO_COLOR", "1")
+    _, out, _ = call("check", "--ckpt", "poor")
+    assert out.startswith("\x1b[1m✗ poor")
+    monkeypatch.setenv("TERM", "dumb")
+    _, dumb, _ = call("check", "--ckpt", "poor")
+    call("check", "--ckpt", "poor", "--output", "report.txt")
+    assert dumb == Path("report.txt").read_text()
+    assert dumb.startswith("poor: 1 error; 2 parameters unused on every path, 1 undocumented\n")
+
+
+@pytest.mark.usefixtures("traced")
+def test_force_color_lays_out_what_is_piped_unless_no_color_says_no(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    plain = call("check", "--ckpt", "poor")[1]
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert "\x1b[1;31m✗ poor" in call("check", "--ckpt", "poor")[1]
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert call("check", "--ckpt", "poor")[1] == plain
+    assert json.loads(call("check", "--ckpt", "poor", "--format", "json")[1])["schema_version"] == 1
+
+
+@pytest.mark.usefixtures("traced")
+def test_quiet_is_silent_where_all_is_well(call: Call) -> None:
+    assert call("check", "--ckpt", "good", "--quiet") == (0, "", "")
+    code, out, err = call("check", "--all", "--quiet")
+    assert (code, err) == (1, "")
+    assert out.startswith("== poor\nDDP101 undocumented-unused (error)")
+    assert "trainable parameters:" not in out
+
+
+@pytest.mark.usefixtures("traced")
+def test_statistics_count_by_code_and_by_cause(call: Call) -> None:
+    code, out, _ = call("check", "--ckpt", "poor", "--statistics")
+    assert code == 1
+    rows = [row.split() for row in out.splitlines()]
+    assert ["DDP101", "undocumented-unused", "(error)", "1", "1"] in rows
+    assert ["never:", "uncalled", "2", "20", "80", "B", "67", "%"] in rows
+    assert "fix:" not in out
+    code, out, err = call("check", "--ckpt", "poor", "--statistics", "--format", "json")
+    assert (code, out, err) == (2, "", "error: --statistics is for --format text; leave one of them out\n")
+
+
+@pytest.mark.usefixtures("traced")
+def test_verbose_lists_every_parameter(call: Call) -> None:
+    _, out, _ = call("check", "--ckpt", "poor", "--verbose")
+    listed = out.partition("\nparameters:\n")[2].splitlines()
+    assert [row.split()[0] for row in listed] == ["body.weight", "spare.weight", "head.weight"]
+    assert listed[1].split(None, 3)[3].startswith("never used (uncalled, observed)")
+    assert listed[1].endswith("documented [allow]")
+    assert out.startswith(call("check", "--ckpt", "poor")[1])
+
+
+def test_show_settings_checks_nothing(traced: Worker, call: Call) -> None:
+    Path("ddplint.toml").write_text('device = "meta"\n')
+    code, out, err = call("check", "--show-settings", "--timeout", "7", "--ckpt", "nobody")
+    assert (code, err) == (0, "")
+    said = {row.split()[0]: row.split()[1:] for row in out.splitlines()}
+    assert said["configuration"] == ["ddplint.toml"]
+    assert said["device"] == ["meta", "ddplint.toml"]
+    assert said["timeout"] == ["7", "s", "command", "line"]
+    assert said["ranks"] == ["2", "default"]
+    assert traced.requests == []
+
+
+@pytest.mark.usefixtures("traced")
+def test_list(call: Call) -> None:
+    code, out, err = call("list")
+    assert (code, err) == (0, "")
+    assert [row.split()[:4] for row in out.splitlines()] == [
+        ["good", "good.py:build", "rules/good.toml", "1"],
+        ["poor", "poor.py:build", "rules/poor.toml", "1"],
+    ]
+    assert [entry["name"] for entry in json.loads(call("list", "--format", "json")[1])["types"]] == ["good", "poor"]
+    Path("rules/broken.toml").write_text("[checkpoint\n")
+    code, out, err = call("list")
+    assert (code, len(out.splitlines())) == (2, 2)
+    assert err.startswith("error: rules/broken.toml:1: broken TOML")
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_prints_a_script(shell: str, call: Call) -> None:
+    code, out, err = call("completion", shell)
+    assert (code, err) == (0, "")
+    assert f"_DDPLINT_COMPLETE={shell}_complete" in out
+    assert "%(" not in out
+
+
+def _completed(typed: str, monkeypatch: pytest.MonkeyPatch, call: Call) -> list[str]:
+    """What bash offers for the last word of ``typed``."""
+    monkeypatch.setenv("_DDPLINT_COMPLETE", "bash_complete")
+    monkeypatch.setenv("COMP_WORDS", typed)
+    monkeypatch.setenv("COMP_CWORD", str(len(typed.split(" ")) - 1))
+    return [row.partition(",")[2] for row in call()[1].splitlines()]
+
+
+@pytest.mark.usefixtures("traced")
+def test_types_and_codes_complete(monkeypatch: pytest.MonkeyPatch, call: Call) -> None:
+    assert _completed("ddplint check --ckpt ", monkeypatch, call) == ["good", "poor"]
+    assert _completed("ddplint why --ckpt go", monkeypatch, call) == ["good"]
+    assert _completed("ddplint rule ddp10", monkeypatch, call)[:2] == ["DDP101", "DDP102"]
+    assert not any(_completed("ddplint check --rules nowhere --ckpt ", monkeypatch, call))
+    Path("ddplint.toml").write_text("nonsense = 1\n")
+    assert not any(_completed("ddplint check --ckpt ", monkeypatch, call))
 
 
 def test_what_a_terminal_can_not_show_is_escaped(traced: Worker, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -281,7 +404,7 @@ def test_options_go_over_the_projects_settings(traced: Worker, call: Call) -> No
     assert call("check", "--ckpt", "poor", "--verbose", *changed)[0] == 1
     request = traced.requests[-1]
     assert (request.device, request.paths, request.ranks, request.steps) == ("cpu", 3, 4, 5)
-    assert traced.options[-1] == {"timeout": 2.5, "verbose": True, "quiet": False}
+    assert traced.options[-1] == {"timeout": 2.5, "verbose": True, "quiet": False, "live": None}
 
 
 def test_the_defaults(traced: Worker, call: Call) -> None:
@@ -289,7 +412,7 @@ def test_the_defaults(traced: Worker, call: Call) -> None:
     assert traced.requests == [
         Request(traced.requests[0].target, documented=("spare",), device="auto", paths=None, ranks=2, steps=3)
     ]
-    assert traced.options == [{"timeout": 300.0, "verbose": False, "quiet": False}]
+    assert traced.options == [{"timeout": 300.0, "verbose": False, "quiet": False, "live": None}]
 
 
 def test_codes_are_a_list_with_commas(traced: Worker, call: Call) -> None:

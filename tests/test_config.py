@@ -118,6 +118,7 @@ def test_settings_in_pyproject(project: Path) -> None:
         timeout=9.0,
         select=("DDP1", "DDP203"),
         ignore=("DDP103",),
+        given=frozenset({"rules", "device", "timeout", "select", "ignore"}),
     )
 
 

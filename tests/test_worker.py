@@ -15,6 +15,7 @@ import pytest
 from ddplint import worker
 from ddplint.analysis import Analysis
 from ddplint.errors import DdplintError
+from ddplint.live import Live
 from ddplint.request import Request
 from ddplint.rules import TargetSpec, TensorSpec
 
@@ -30,6 +31,29 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def run(engine: str, **options: Any) -> Analysis:
     return worker.run(REQUEST, **{"engine": f"stub_engine:{engine}", "timeout": 60.0, **options})
+
+
+def test_stages_and_prints_go_to_who_watches(capfd: pytest.CaptureFixture[str]) -> None:
+    stages: list[str] = []
+    read, write = os.pipe()
+    answer = run("says_what_it_does", live=Live(stages.append, write))
+    os.close(write)
+    with open(read) as printed:
+        assert printed.read() == "forward\n"
+    assert stages == ["path 1", "größe 2"]
+    assert answer.notices == ("done",)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_stages_are_for_nobody_where_nobody_watches(capfd: pytest.CaptureFixture[str]) -> None:
+    assert run("says_what_it_does").notices == ("done",)
+    assert capfd.readouterr() == ("", "forward\n")
+
+
+def test_a_fork_of_the_target_says_nothing() -> None:
+    stages: list[str] = []
+    run("forks_and_goes_on", live=Live(stages.append, 2))
+    assert stages == ["the worker's own"]
 
 
 def failure(engine: str, **options: Any) -> str:

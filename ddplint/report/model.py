@@ -16,6 +16,19 @@ from ddplint.rules import RuleFile
 Verdict = Literal["static", "dynamic", "incomplete"]
 
 
+@dataclass(frozen=True, slots=True)
+class View:
+    """How much a person wants to read. ``quiet``: what fails, and no more; ``statistics``: numbers in place of findings."""
+
+    quiet: bool = False
+    verbose: bool = False
+    statistics: bool = False
+
+
+EVERYTHING = View()
+"""The report as it is without a word of the user's."""
+
+
 @dataclass(frozen=True)  # without slots: what is asked for often is kept
 class Result:
     """One checkpoint type, or a bare target (``rules`` None), with its trace and the findings about it.
@@ -68,9 +81,14 @@ class Result:
         return self.analysis.rehearsal.frozen if self.analysis.rehearsal is not None else None
 
     @property
+    def faults(self) -> tuple[Finding, ...]:
+        """The findings that are errors or warnings."""
+        return tuple(finding for finding in self.findings if finding.severity != "info")
+
+    @property
     def fails(self) -> bool:
         """Whether a finding is an error or a warning (exit 1)."""
-        return any(finding.severity != "info" for finding in self.findings)
+        return bool(self.faults)
 
 
 @dataclass(frozen=True, slots=True)

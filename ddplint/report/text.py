@@ -6,20 +6,24 @@ import shutil
 import textwrap
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
-from ddplint.analysis import Parameter
+from ddplint.analysis import Parameter, Rehearsal
 from ddplint.checks.base import OFF, ON, STATIC, Finding
 from ddplint.checks.wording import count, line, outcomes, percent, roots, short, size, verb
-from ddplint.report.model import Report, Result
+from ddplint.report import details
+from ddplint.report.model import EVERYTHING, Report, Result, View
 from ddplint.rules import UnusedRule
 
 WIDEST, NARROWEST = 120, 40
 
 
-def render(report: Report, width: int | None = None) -> str:
+def render(report: Report, width: int | None = None, view: View = EVERYTHING) -> str:
     """``report`` as plain text. ``width`` is in columns; by default the terminal's, but 120 at most."""
     columns = width or shutil.get_terminal_size((WIDEST, 24)).columns
     columns = max(NARROWEST, min(columns, WIDEST))
+    if view.quiet:
+        return "\n".join(_faults_alone(report, columns))
     lines = []
     for result in report.results:
         lines += _wrapped(_verdict(report, result), columns)
@@ -28,12 +32,49 @@ def render(report: Report, width: int | None = None) -> str:
     for result in report.results:
         if len(report.results) > 1:
             lines += ["", f"== {report.title(result)}"]
-        for finding in result.findings:
-            lines += ["", *_finding(report, finding, columns)]
-        lines += ["", *_documented(report, result, columns)]
+        if view.statistics:
+            lines += _statistics(result)
+        else:
+            for finding in result.findings:
+                lines += ["", *_finding(report, finding, columns)]
+            lines += ["", *_documented(report, result, columns)]
         for sentence in (*_numbers(result), advice(result)):
             lines += _wrapped(sentence, columns)
+        if view.verbose:
+            lines += _details(report, result)
     return "\n".join(lines)
+
+
+def _faults_alone(report: Report, width: int) -> Iterator[str]:
+    """What fails, and nothing where nothing does."""
+    for result in report.results:
+        if len(report.results) > 1 and result.fails:
+            yield f"== {report.title(result)}"
+        for finding in result.faults:
+            yield from _finding(report, finding, width)
+
+
+def _statistics(result: Result) -> Iterator[str]:
+    yield from ("", *aligned(("", "findings", "parameters"), details.by_code(result)))
+    yield from ("", *aligned(("", "parameters", "weights", "bytes", "share"), details.by_cause(result)), "")
+
+
+def _details(report: Report, result: Result) -> Iterator[str]:
+    """The paths that differ, and every parameter."""
+    yield from ("", "paths that leave different parameters unused:")
+    yield from (f"  {path}" for path in details.paths(report, result) or ("not known: nothing was rehearsed",))
+    yield from ("", "parameters:", *(f"  {row}" for row in aligned((), details.every_parameter(report, result))))
+
+
+def aligned(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """``rows`` as columns: the first to the left; under a ``head``, the others to the right."""
+    table = [head, *rows] if head else list(rows)
+    widths = [max(len(row[place]) for row in table) for place in range(len(table[0]))] if table else []
+    side = ">" if head else "<"
+    return [
+        "  ".join(f"{cell:{'<' if place == 0 else side}{widths[place]}}" for place, cell in enumerate(row)).rstrip()
+        for row in table
+    ]
 
 
 def _wrapped(text: str, width: int, first: str = "", then: str = "  ") -> list[str]:
@@ -47,16 +88,25 @@ def _wrapped(text: str, width: int, first: str = "", then: str = "  ") -> list[s
     )
 
 
-def _verdict(report: Report, result: Result) -> str:
-    found = Counter(finding.severity for finding in result.findings)
-    faults = [count(found[severity], severity) for severity in ("error", "warning") if found[severity]]
-    parts = [", ".join(faults) or "ok", unused(result)]
+def faults(result: Result) -> str:
+    """ "2 errors, 1 warning", or "ok"."""
+    found = Counter(finding.severity for finding in result.faults)
+    return ", ".join(count(found[severity], severity) for severity in ("error", "warning") if found[severity]) or "ok"
+
+
+def reservations(result: Result) -> list[str]:
+    """What has to be said beside the verdict: that it is not complete, or about a part."""
+    parts = []
     if result.usage == "incomplete":
         parts.append("not every path was traced")
     if result.base is not None:
         number = len(result.base.stranded)
         parts.append(f"since {result.base.rev} {count(number, 'parameter') if number else 'none'} more")
-    return f"{report.title(result)}: {'; '.join(parts)}"
+    return parts
+
+
+def _verdict(report: Report, result: Result) -> str:
+    return f"{report.title(result)}: {'; '.join((faults(result), unused(result), *reservations(result)))}"
 
 
 def unused(result: Result) -> str:
@@ -79,12 +129,20 @@ def _rehearsal(result: Result) -> Iterator[str]:
     rehearsal = result.analysis.rehearsal
     if rehearsal is None:
         return
+    yield f"DDP ({rehearsed(result, rehearsal)}): {outcomes(rehearsal)}"
+    yield from (f"  {setting}: {detail}" for setting, detail in unexplained(result))
+
+
+def rehearsed(result: Result, rehearsal: Rehearsal) -> str:
+    """ "rehearsed, 3 iterations, 2 ranks"."""
     where = "" if rehearsal.device == result.analysis.trace.device else f" on {rehearsal.device}"
-    how = f"{count(rehearsal.iterations, 'iteration')}, {count(rehearsal.ranks, 'rank')}"
-    yield f"DDP (rehearsed{where}, {how}): {outcomes(rehearsal)}"
-    for setting, detail in rehearsal.details.items():
-        if not _explained(result, setting):
-            yield f"  {setting}: {detail}"
+    return f"rehearsed{where}, {count(rehearsal.iterations, 'iteration')}, {count(rehearsal.ranks, 'rank')}"
+
+
+def unexplained(result: Result) -> list[tuple[str, str]]:
+    """The settings with what DDP said of them, where no finding gives the reason."""
+    told = result.analysis.rehearsal.details if result.analysis.rehearsal else {}
+    return [(setting, detail) for setting, detail in told.items() if not _explained(result, setting)]
 
 
 def _explained(result: Result, setting: str) -> bool:
@@ -117,29 +175,48 @@ def _finding(report: Report, finding: Finding, width: int) -> Iterator[str]:
 
 def _documented(report: Report, result: Result, width: int) -> Iterator[str]:
     """A line for each entry and cause, if there is nothing wrong: what the project knows to be unused."""
-    groups: dict[tuple[UnusedRule, str], list[Parameter]] = {}
-    for parameter in result.analysis.parameters:
-        entry = result.case.documented_by(parameter)
-        if entry is not None:
-            groups.setdefault((entry, parameter.cause or ""), []).append(parameter)
-    if not groups or result.rules is None or result.fails:
+    groups = documented(result)
+    if not groups or result.rules is None:
         return
     heading = f"documented in {report.relative(result.rules.path)} (shares are of the trainable weights):"
     yield from _wrapped(heading, width)
-    whole = sum(p.numel for p in result.trainable)
+    for group in groups:
+        who = f"{count(len(group.parameters), 'parameter')} of {group.where} ({group.how})"
+        when = "" if group.entry.when == "never" else ", used sometimes"
+        yield from _wrapped(f"{who}: {group.cause}{when}; {group.entry.reason} [{group.entry.action}]", width, "  ", "    ")
+    yield ""
+
+
+@dataclass(frozen=True, slots=True)
+class Documented:
+    """Parameters that one entry documents, unused for one cause: where they are, and their share of the weights."""
+
+    entry: UnusedRule
+    cause: str
+    parameters: tuple[Parameter, ...]
+    where: str
+    how: str
+
+
+def documented(result: Result) -> list[Documented]:
+    """What the project knows to be unused, by entry and cause; nothing where something fails."""
+    groups: dict[tuple[UnusedRule, str], list[Parameter]] = {}
+    for parameter in result.analysis.parameters:
+        entry = result.case.documented_by(parameter)
+        if entry is not None and not result.fails:
+            groups.setdefault((entry, parameter.cause or ""), []).append(parameter)
+    whole, known = sum(p.numel for p in result.trainable), []
     for (entry, cause), group in groups.items():
         alive = [p for p in group if p.trainable]
         share = percent(sum(p.numel for p in alive), whole)
         cold = f", {len(group) - len(alive):,} of them frozen" if len(alive) < len(group) else ""
         how = f"{share}{cold}" if alive else "frozen"
-        who = f"{count(len(group), 'parameter')} of {short(roots(group, result.analysis))} ({how})"
-        when = "" if entry.when == "never" else ", used sometimes"
-        yield from _wrapped(f"{who}: {cause}{when}; {entry.reason} [{entry.action}]", width, "  ", "    ")
-    yield ""
+        known.append(Documented(entry, cause, tuple(group), short(roots(group, result.analysis)), how))
+    return known
 
 
 def _numbers(result: Result) -> Iterator[str]:
-    trace, trainable, never = result.analysis.trace, result.trainable, result.with_usage("never")
+    trainable, never = result.trainable, result.with_usage("never")
     frozen = len(result.analysis.parameters) - len(trainable)
     always, sometimes = result.with_usage("always"), result.with_usage("sometimes")
     yield (
@@ -149,11 +226,17 @@ def _numbers(result: Result) -> Iterator[str]:
     if never:
         dead, whole = _bytes(never), _bytes(trainable)
         yield f"dead weights: {size(dead)} of {size(whole)} that are trainable ({percent(dead, whole)})"
+    yield traced(result)
+
+
+def traced(result: Result) -> str:
+    """How the answer was obtained: "traced on meta: 2 paths, 2 ranks, 70 operations, 1.3 s; autograd agrees"."""
+    trace = result.analysis.trace
     device = f"{trace.device} ({trace.device_reason})" if trace.device_reason else trace.device
     differing = len(trace.disagreements)
     agree = f"autograd differs on {count(differing, 'parameter')}" if differing else "autograd agrees"
     device += f", as {result.analysis.adapter}" if result.analysis.adapter else ""
-    yield (
+    return (
         f"traced on {device}: {_paths(result)}, {count(trace.ranks, 'rank')}, {count(trace.nodes, 'operation')}, "
         f"{trace.seconds:.1f} s; {agree}"
     )

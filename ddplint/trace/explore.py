@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from ddplint.errors import DdplintError
+from ddplint.stages import say
 from ddplint.target import Target
 from ddplint.trace.choices import TOGETHER, answers_at, answers_in_turn, covering
 from ddplint.trace.devices import TraceDevice
@@ -96,6 +97,7 @@ class Explorer:
 
     def run(self, plan: Plan, *, step: int = 0) -> tuple[Path, Outcome]:
         """One path. ``step`` 0 starts from the first state, later ones go on from the step before."""
+        say(f"path {self.runs + 1} on rank {self.rank}")
         if step == 0:
             self.state.restore()
             for before in range(plan.after):

@@ -79,8 +79,8 @@ class Site:
     caller: tuple[CodeType, int] | None = field(default=None, compare=False)
 
     def location(self) -> Location:
-        """The place as plain data, with its source line."""
-        return locate(self.code, self.line)
+        """The place as plain data, with its source line, and its columns if ``at`` is in this frame."""
+        return locate(self.code, self.line, self.at if self.inner is None else -1)
 
     def inner_text(self) -> str:
         """``file:line`` of the innermost library frame, or "" where the user's own line is the innermost."""
@@ -91,10 +91,26 @@ class Site:
         return f"{parts[-1]}:{line}"
 
 
-def locate(code: CodeType, line: int) -> Location:
-    """The place ``line`` in ``code`` as plain data, with its source line."""
-    text = linecache.getline(code.co_filename, line).strip()
-    return Location(file=code.co_filename, line=line, function=code.co_qualname, text=text)
+def locate(code: CodeType, line: int, at: int = -1) -> Location:
+    """The place ``line`` in ``code`` as plain data, with its source line, and the columns of the instruction ``at``."""
+    source = linecache.getline(code.co_filename, line).rstrip()
+    columns = _columns(code, line, at, source)
+    return Location(file=code.co_filename, line=line, function=code.co_qualname, text=source.strip(), columns=columns)
+
+
+def _columns(code: CodeType, line: int, at: int, source: str) -> tuple[int, int] | None:
+    """Where in ``source``, which is ``line`` of ``code``, the expression of the instruction ``at`` is; None if not there.
+
+    Of an expression that goes on in further lines, what is on this one.
+    """
+    if at < 0:
+        return None
+    start, end, first, last = next(itertools.islice(code.co_positions(), at // 2, None), (None, None, None, None))
+    if start != line or end is None or first is None or last is None:
+        return None
+    text = source.encode()
+    columns = len(text[:first].decode(errors="replace")), len(text[: last if end == line else None].decode(errors="replace"))
+    return columns if columns[0] < columns[1] else None
 
 
 @functools.cache

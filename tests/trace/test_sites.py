@@ -3,6 +3,7 @@ from __future__ import annotations
 import linecache
 import random
 import sys
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -159,6 +160,32 @@ def test_a_place_in_a_file_that_is_gone_has_no_text() -> None:
     code = compile("x = 1", "/nowhere/gone.py", "exec")
     location = locate(code, 1)
     assert (location.file, location.line, location.text) == ("/nowhere/gone.py", 1, "")
+
+
+def test_columns_are_those_of_the_operation_in_characters() -> None:
+    nn.Identity()("größe"), Asks()(1)  # after what is no ASCII
+    assert Asks.site is not None
+    location = Asks.site.location()
+    assert location.columns is not None
+    source = Path(HERE).read_text().splitlines()[location.line - 1]
+    assert source[slice(*location.columns)] == "Asks()(1)"
+
+
+def test_of_an_operation_over_several_lines_the_columns_are_those_on_the_first() -> None:
+    Asks()(  # goes on below
+        1
+    )
+    assert Asks.site is not None
+    location = Asks.site.location()
+    assert location.columns == (4, len("    Asks()(  # goes on below"))
+    assert location == locate(Asks.site.code, location.line)  # the line is what is compared
+
+
+def test_a_place_in_a_library_has_no_columns_on_the_users_line() -> None:
+    seen = _from_a_library(lambda: call_site(sys._getframe(1)))
+    assert seen is not None
+    assert seen.inner is not None
+    assert seen.location().columns is None
 
 
 def test_random_and_contextlib_draw_and_enter_for_others() -> None:
