@@ -12,7 +12,7 @@ from ddplint.trace.draws import FEW
 from ddplint.trace.values import LARGE, Answer, Asked, Fork
 
 # Paths at most on which several forks are answered together, by the operations on a path: what these cost is waited for.
-TOGETHER = ((400, 24), (4000, 12), (math.inf, 6))
+TOGETHER = ((100, 96), (400, 24), (4000, 12), (math.inf, 6))
 THREES = 12  # forks, up to which any three of them are
 CANDIDATES = 32  # selections of which the best is taken
 
