@@ -172,7 +172,9 @@ def verified(
     """
     analysis = analysed(subject, replace(options, ranks=ranks.world), rehearse=True)
     rehearsal = analysis.rehearsal
-    assert rehearsal is not None
+    if rehearsal is None:
+        why = next((notice for notice in analysis.notices if notice.startswith("not rehearsed")), "not rehearsed")
+        raise DdplintError(f"there is no verdict to verify: {why}", where=analysis.target)
     job = Job(subject.target, rehearsal.plans, rehearsal.iterations, iterations, options.timeout)
     return Verified(
         title=subject.title,

@@ -365,6 +365,8 @@ def rehearsed_and_real(programs: Sequence[Program], folder: Path) -> dict[Path, 
             analysis = ask(text, folder, rehearse=True)
         except DdplintError:
             continue
+        if analysis.rehearsal is None and Oracle(text).natural(range(1))[0].errors:
+            continue  # a later step raises, whoever wraps it
         done = analysis.rehearsal  # None, where nothing could be rehearsed, equals no outcome of real processes
         iterations, outcomes = (done.iterations, done.outcomes) if done is not None else (STEPS, {})
         file = folder / f"program_{number}.py"

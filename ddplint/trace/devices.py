@@ -207,8 +207,10 @@ class DeviceMode(TorchFunctionMode):
         makes = known and (given or func in self._constructors) and all(t.numel() <= SMALL for t in made)
         if makes and (made or any(t._version for t in given)):
             values = self._on_twins(func, args, on_twins)
-            for tensor, twin in zip(made, tensors_among(values), strict=True):
-                self.twins.put(tensor, twin)
+            found = list(tensors_among(values))
+            if len(found) == len(made):  # a twin has no `.grad` of its own
+                for tensor, twin in zip(made, found, strict=True):
+                    self.twins.put(tensor, twin)
         return result
 
     def _on_twins(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:

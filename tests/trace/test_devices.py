@@ -459,3 +459,21 @@ def test_tensors_among_nested_values_and_their_replacement() -> None:
     assert [t is other for t, other in zip(tensors_among(values), (a, b, a), strict=True)] == [True] * 3
     changed: Any = replaced(values, lambda value: 5 if isinstance(value, Tensor) else value)
     assert changed == ([5, (1, slice(5, None, None))], {"k": 5})
+
+
+class ReadsAGradient(Base):
+    """A small tensor that is known on meta gets a gradient within forward, and is asked for it."""
+
+    def forward(self, x: Tensor) -> Any:
+        inner = torch.ones(4, requires_grad=True)
+        with torch.enable_grad():
+            torch.autograd.backward((inner * x.detach()).sum())
+        assert inner.grad is not None
+        return self.live(x) + inner.grad
+
+
+def test_a_known_tensors_gradient_is_not_its_twins() -> None:
+    found = analysed(ReadsAGradient, rehearse=True)
+    assert found.trace.device == "meta"
+    assert {name: p.usage for name, p in weights(found).items()} == {"live": "always", "aux": "never"}
+    assert found.rehearsal is not None
