@@ -103,13 +103,15 @@ def freeze_unused(model: nn.Module, ckpt: str, rules: str | Path | None = None) 
     """
     known = _rules(ckpt, rules)
     _refuse_wrapped(model, "freeze_unused")
-    documented = _documented(model, known, [entry for entry in known.unused if entry.when == "never"])
+    every = dict(model.named_parameters(remove_duplicate=False))
+    documented = _documented(every, known, [entry for entry in known.unused if entry.when == "never"])
     names: list[str] = []
     already: list[str] = []
     numel = 0
-    for name, parameter in model.named_parameters():
+    for name, parameter in every.items():
         if id(parameter) not in documented:
             continue
+        documented.discard(id(parameter))  # by its first name
         (names if parameter.requires_grad else already).append(name)
         if parameter.requires_grad:
             numel += parameter.numel()
@@ -286,9 +288,15 @@ def _rehearsal(result: Result, parameters: Sequence[Any]) -> Any:
 
 
 def _rules(ckpt: str, folder: str | Path | None) -> RuleFile:
-    project = find_project(Path.cwd(), Path(folder) if folder is not None else None)
-    stamps = tuple(sorted((path.name, path.stat().st_mtime_ns) for path in project.rules_dir.glob("*.toml")))
-    return _read(Path.cwd(), folder and Path(folder), ckpt, stamps)
+    working, given = Path.cwd(), Path(folder) if folder is not None else None
+    with os.scandir(_rules_folder(working, given)) as files:
+        stamps = tuple(sorted((f.name, f.stat().st_mtime_ns) for f in files if f.name.endswith(".toml")))
+    return _read(working, given, ckpt, stamps)
+
+
+@functools.lru_cache(maxsize=16)
+def _rules_folder(working: Path, folder: Path | None) -> Path:
+    return find_project(working, folder).rules_dir
 
 
 @functools.lru_cache(maxsize=16)
@@ -301,13 +309,11 @@ def _named(known: RuleFile) -> str:
     return f"{shown(known.path)} ({known.name})"
 
 
-def _documented(model: nn.Module, known: RuleFile, entries: Sequence[UnusedRule]) -> set[int]:
+def _documented(every: dict[str, Any], known: RuleFile, entries: Sequence[UnusedRule]) -> set[int]:
     """The ids of the parameters that ``entries`` cover, by any of their names. Raises where a pattern covers none."""
-    every = dict(model.named_parameters(remove_duplicate=False))
     found: set[int] = set()
     for entry in entries:
-        for pattern in entry.params:
-            covered = matching([pattern], every)
+        for pattern, covered in zip(entry.params, _covered(entry.params, tuple(every)), strict=True):
             found.update(id(every[name]) for name in covered)
             if not covered and not entry.optional and entry.action != "strip":
                 raise DdplintError(
@@ -316,6 +322,12 @@ def _documented(model: nn.Module, known: RuleFile, entries: Sequence[UnusedRule]
                     fix="correct it, or set optional = true on the entry; nothing was changed",
                 )
     return found
+
+
+@functools.lru_cache(maxsize=256)
+def _covered(patterns: tuple[str, ...], names: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
+    """For each of ``patterns`` the names that it covers."""
+    return tuple(tuple(matching([pattern], names)) for pattern in patterns)
 
 
 def _whole_modules(every: dict[str, Any], going: set[str]) -> Iterator[str]:
@@ -355,14 +367,22 @@ def _absent(name: str, known: RuleFile) -> nn.Module:
 
 
 def _refuse_wrapped(model: nn.Module, what: str) -> None:
+    kinds = {type(module) for module in model.modules()}
+    if not any(_wrapper(kind) for kind in kinds):
+        return
     for name, module in model.named_modules():
-        kind = next((c.__name__ for c in type(module).__mro__ if c.__name__ in _LATE), None)
-        if kind is not None:
+        kind = _wrapper(type(module))
+        if kind:
             raise DdplintError(
                 f"the model is wrapped in {kind} already" if not name else f"{name} is wrapped in {kind} already",
                 where=what,
                 fix=f"call {what} before the wrap: what is wrapped is managed as it was then",
             )
+
+
+def _wrapper(kind: type) -> str:
+    """The wrapper that ``kind`` is a class of; "" if it is none."""
+    return next((base.__name__ for base in kind.__mro__ if base.__name__ in _LATE), "")
 
 
 def _unwrapped(model: nn.Module) -> nn.Module:

@@ -119,7 +119,7 @@ def check(case: Case) -> Iterator[Finding]:
         message = f"{new}{some}: {because(group)} (used at {case.base.rev})"
         them = verb(group, "it", "them")
         fix = (
-            f"mend the line if {them} should train; do not build {them}, or freeze {them} before the DDP wrap "
-            f"({freeze(group, case.analysis)}); or agree to it in this change:\n{toml_entry(group, case.analysis)}"
+            f"mend the line if {verb(group, 'it', 'they')} should train; do not build {them}, or freeze {them} before the "
+            f"DDP wrap ({freeze(group, case.analysis)}); or agree to it in this change:\n{toml_entry(group, case.analysis)}"
         )
         yield Finding(CODE, NAME, SEVERITY, message, names(group), group[0].location, fix)
