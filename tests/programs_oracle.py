@@ -356,7 +356,7 @@ def rehearsed_and_real(programs: Sequence[Program], folder: Path) -> dict[Path, 
     """DDP's outcome for each setting, as ddplint rehearses it and as two real processes have it.
 
     Of programs that fork on nothing, without their further inputs: then both run the same path. Those that ddplint
-    refuses are left out. The files stay in ``folder``.
+    refuses, and those that raise in a later step, are left out. The files stay in ``folder``.
     """
     rehearsed: dict[int, dict[Path, dict[str, str]]] = {}  # by the iterations that the rehearsal took
     for number, program in enumerate(programs):
@@ -365,8 +365,8 @@ def rehearsed_and_real(programs: Sequence[Program], folder: Path) -> dict[Path, 
             analysis = ask(text, folder, rehearse=True)
         except DdplintError:
             continue
-        if analysis.rehearsal is None and Oracle(text).natural(range(1))[0].errors:
-            continue  # a later step raises, whoever wraps it
+        if Oracle(text).natural(range(1))[0].errors:
+            continue  # a step of it raises, whoever wraps it
         done = analysis.rehearsal  # None, where nothing could be rehearsed, equals no outcome of real processes
         iterations, outcomes = (done.iterations, done.outcomes) if done is not None else (STEPS, {})
         file = folder / f"program_{number}.py"

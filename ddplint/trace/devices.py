@@ -7,7 +7,7 @@ tensors with twins alone is computed on the twins as well. Weights have none.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import torch
@@ -105,6 +105,22 @@ def replaced(values: Any, change: Callable[[Any], Any]) -> Any:
     return change(values)
 
 
+# Products of which every kernel wants operands of one type; those for meta do not look (torch/_meta_registrations.py).
+_SAME_TYPE = frozenset(
+    {
+        *("linear", "matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "mv", "dot", "addmm", "addbmm", "baddbmm", "addmv"),
+        *("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d"),
+    }
+)
+
+
+def _refuse_mixed_types(given: Sequence[torch.Tensor]) -> None:
+    """Raise what a real product of these raises. Under autocast they are cast first."""
+    types = list(dict.fromkeys(t.dtype for t in given if t.is_floating_point() or t.is_complex()))
+    if len(types) > 1 and not any(torch.is_autocast_enabled(device) for device in ("cpu", "cuda")):
+        raise RuntimeError(f"expected operands of one type, but got {types[0]} and {types[1]}")
+
+
 class DeviceMode(TorchFunctionMode):
     """Every device that code asks for becomes the trace's device.
 
@@ -177,6 +193,8 @@ class DeviceMode(TorchFunctionMode):
             return func(*args, **kwargs)
         args, kwargs = self._all_on_meta(args, kwargs)
         given = list(tensors_among((args, kwargs)))
+        if getattr(func, "__name__", "") in _SAME_TYPE:
+            _refuse_mixed_types(given)
         twins = [self.twins.of(t) for t in given]
         known = all(twin is not None for twin in twins)
         versions = [(t, t._version) for t, twin in zip(given, twins, strict=True) if twin is not None and not known]

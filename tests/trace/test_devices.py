@@ -477,3 +477,29 @@ def test_a_known_tensors_gradient_is_not_its_twins() -> None:
     assert found.trace.device == "meta"
     assert {name: p.usage for name, p in weights(found).items()} == {"live": "always", "aux": "never"}
     assert found.rehearsal is not None
+
+
+class MixedTypes(Base):
+    """A product that no real kernel takes, on one path."""
+
+    def forward(self, x: Tensor) -> Any:
+        y = self.live(x)
+        return self.aux(y.to(torch.bfloat16)) if x.sum() > 1e6 else y
+
+
+class CastFirst(Base):
+    def forward(self, x: Tensor) -> Any:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return self.aux(self.live(x))
+
+
+def test_operands_of_two_types_are_refused_on_meta_too() -> None:
+    found = analysed(MixedTypes)
+    assert (found.trace.device, found.trace.infeasible) == ("meta", 1)
+    assert {name: p.usage for name, p in weights(found).items()} == {"live": "always", "aux": "never"}
+
+
+def test_under_autocast_they_are_cast() -> None:
+    found = analysed(CastFirst)
+    assert found.trace.device == "meta"
+    assert {p.usage for p in weights(found).values()} == {"always"}
