@@ -130,7 +130,7 @@ def test_a_request_says_what_was_asked(project: Path, requests: list[tuple[Reque
     assert request == Request(
         subject.target, documented=("spare", "head.*"), device="cpu", paths=7, ranks=4, steps=5, rehearse=True
     )
-    assert given == {"timeout": 9.0, "verbose": True, "quiet": False}
+    assert given == {"timeout": 9.0, "verbose": True, "quiet": False, "live": None}
     assert [finding.code for finding in result.findings] == ["DDP103"]
     assert result.rules == subject.rules
 
