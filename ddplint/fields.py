@@ -304,7 +304,11 @@ def read_text(path: Path) -> str:
 
 def read_toml(path: Path) -> Document:
     """The TOML file at ``path``. Raises DdplintError with file and line where it is unreadable or broken."""
-    text = read_text(path)
+    return parse_toml(read_text(path), path)
+
+
+def parse_toml(text: str, path: Path) -> Document:
+    """``text`` as the TOML of the file at ``path``. Raises as ``read_toml`` does where it is broken."""
     try:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

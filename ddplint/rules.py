@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args
 from ddplint.fields import (
     Anything,
     Boolean,
+    Document,
     Either,
     Field,
     Integer,
@@ -315,12 +316,16 @@ def load_rule_file(path: Path, base: Path | str) -> RuleFile:
     Raises DdplintError where it is missing, broken or wrong: one line with every fault, in the order of their
     places.
     """
-    document = read_toml(path)
+    return rule_file(read_toml(path), base)
+
+
+def rule_file(document: Document, base: Path | str) -> RuleFile:
+    """``document`` as a rule file. Raises DdplintError where it is none, as ``load_rule_file`` does."""
     refuse(document, faults(FIELDS, document.data))
     data = document.data
     checkpoint, target = data["checkpoint"], data["target"]
     return RuleFile(
-        path=str(path),
+        path=str(document.path),
         name=checkpoint["name"],
         description=checkpoint.get("description", ""),
         detect=tuple(checkpoint.get("detect", ())),

@@ -5,7 +5,6 @@ Entries are edited one by one, each as its own piece of text, so that every othe
 
 from __future__ import annotations
 
-import difflib
 import tomllib
 from codecs import BOM_UTF8
 from collections.abc import Iterator, Sequence
@@ -17,10 +16,11 @@ from ddplint.analysis import Analysis, Parameter
 from ddplint.checking import Options, Subject, analysed, replace_file
 from ddplint.checks.base import Case
 from ddplint.config import Project
+from ddplint.diffs import lines_of, unified
 from ddplint.errors import DdplintError
-from ddplint.fields import Place, key_lines, read_text, shown
+from ddplint.fields import Place, key_lines, parse_toml, read_text, shown
 from ddplint.globs import exact_globs, matches
-from ddplint.rules import TODO, RuleFile, UnusedRule, load_rule_file
+from ddplint.rules import TODO, RuleFile, UnusedRule, rule_file
 from ddplint.starter import entry_of, groups
 
 
@@ -51,11 +51,7 @@ class Update:
 
     def diff(self) -> str:
         """The change as a unified diff; "" if there is none."""
-        name = shown(self.path)
-        lines = difflib.unified_diff(
-            self.before.splitlines(keepends=True), self.after.splitlines(keepends=True), f"a/{name}", f"b/{name}"
-        )
-        return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
+        return unified(self.path, self.before, self.after)
 
 
 def prepared(project: Project, subjects: Sequence[Subject], options: Options) -> list[Update]:
@@ -90,7 +86,7 @@ def updated(rules: RuleFile, analysis: Analysis) -> Update:
     path = Path(rules.path)
     text = read_text(path)
     newline = "\r\n" if "\r\n" in text else "\n"
-    lines = text.splitlines(keepends=True)
+    lines = lines_of(text)
     blocks = _blocks(text, len(rules.unused), path)
     case = Case(analysis, rules)
     kept: list[UnusedRule] = []
@@ -107,7 +103,7 @@ def updated(rules: RuleFile, analysis: Analysis) -> Update:
             narrowed += 1
             kept.append(replace(entry, params=params))
             block = _narrowed("".join(lines[start:end]), entry.params, params)
-            gone.append((start, end, block.splitlines(keepends=True)))
+            gone.append((start, end, lines_of(block)))
     for first, last, instead in reversed(gone):
         lines[first:last] = instead
     new = _missing(Case(analysis, replace(rules, unused=tuple(kept))))
@@ -116,11 +112,10 @@ def updated(rules: RuleFile, analysis: Analysis) -> Update:
         added = newline.join(entry_of(group, analysis, reason=TODO))
         body = f"{body}{newline}{newline}{added}"
     after = text if not gone and not new else f"{body}{newline}"
+    _refuse_untrue(after, rules, analysis)
     if path.read_bytes().startswith(BOM_UTF8):
         text, after = f"\ufeff{text}", f"\ufeff{after}"
-    found = Update(path, text, after, len(new), narrowed, removed)
-    _refuse_untrue(found, rules, analysis)
-    return found
+    return Update(path, text, after, len(new), narrowed, removed)
 
 
 def _refuse_unsure(rules: RuleFile, analysis: Analysis) -> None:
@@ -137,7 +132,7 @@ def _refuse_unsure(rules: RuleFile, analysis: Analysis) -> None:
 def _blocks(text: str, number: int, path: Path) -> list[tuple[int, int]]:
     """For each ``[[unused]]`` entry its lines, from 0: its header's, and the line behind it. A comment above is no part."""
     places = key_lines(text)
-    lines = text.splitlines()
+    lines = lines_of(text)
     found = []
     for index in range(number):
         start = places.get(("unused", index))
@@ -147,10 +142,7 @@ def _blocks(text: str, number: int, path: Path) -> list[tuple[int, int]]:
             )
         others = (line for place, line in places.items() if line > start and not _within(place, ("unused", index)))
         behind = min(others, default=len(lines) + 1)
-        end = _above(lines, behind - 1)
-        while end > start and not lines[end - 1].strip():
-            end -= 1
-        found.append((start - 1, _with_blank(lines, end)))
+        found.append((start - 1, _above(lines, behind - 1)))
     return found
 
 
@@ -165,13 +157,6 @@ def _above(lines: Sequence[str], line: int) -> int:
     return line
 
 
-def _with_blank(lines: Sequence[str], end: int) -> int:
-    """``end`` past the blank lines behind it: they go with what is before them."""
-    while end < len(lines) and not lines[end].strip():
-        end += 1
-    return end
-
-
 def _right(entry: UnusedRule, case: Case) -> tuple[str, ...]:
     """The patterns of ``entry`` without what they say wrongly."""
     every = [(name, p) for p in case.analysis.parameters for name in (p.name, *p.aliases)]
@@ -181,10 +166,8 @@ def _right(entry: UnusedRule, case: Case) -> tuple[str, ...]:
         right = {p.name for _, p in covered if case.agrees(entry, p)}
         keep: tuple[str, ...] = (pattern,)
         if not covered:
-            keep = (pattern,) if entry.optional or entry.action == "strip" else ()
-        elif len(right) == len({p.name for _, p in covered}):
-            keep = (pattern,)
-        else:
+            keep = keep if entry.optional or entry.action == "strip" else ()
+        elif len(right) < len({p.name for _, p in covered}):
             names = [name for name, p in covered if p.name in right]
             keep = exact_globs(names, (name for name, p in every if p.name not in right)) if names else ()
         found += (glob for glob in keep if glob not in found)
@@ -217,15 +200,14 @@ def _missing(case: Case) -> list[Sequence[Parameter]]:
     return [part for group in groups(case.analysis) if (part := [p for p in group if p.name in lacking])]
 
 
-def _refuse_untrue(update: Update, rules: RuleFile, analysis: Analysis) -> None:
-    """Raise what would be a fault of ddplint's own: the new text must load, and say what the trace found."""
-    after = loaded(update.after, rules)
-    case = Case(analysis, after)
-    wrong = [*_wrong(case)]
+def _refuse_untrue(text: str, rules: RuleFile, analysis: Analysis) -> None:
+    """Raise what would be a fault of ddplint's own: the new ``text`` must load, and say what the trace found."""
+    path = Path(rules.path)
+    wrong = [*_wrong(Case(analysis, rule_file(parse_toml(text, path), rules.target.base)))]
     if wrong:
         raise DdplintError(
             f"the update would not say what the trace found of {', '.join(wrong[:3])}",
-            where=shown(update.path),
+            where=shown(path),
             fix="report it; nothing is written",
         )
 
@@ -233,13 +215,3 @@ def _refuse_untrue(update: Update, rules: RuleFile, analysis: Analysis) -> None:
 def _wrong(case: Case) -> Iterator[str]:
     yield from (p.name for usage in ("never", "sometimes") for p in case.undocumented(usage))
     yield from (p.name for entry in case.entries for p in case.covered(entry) if not case.agrees(entry, p))
-
-
-def loaded(text: str, rules: RuleFile) -> RuleFile:
-    """``text`` as the rule file that ``rules`` would be with it. Raises DdplintError where it is none."""
-    import tempfile
-
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder, Path(rules.path).name)
-        file.write_bytes(text.encode())
-        return replace(load_rule_file(file, rules.target.base), path=rules.path)

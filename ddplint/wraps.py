@@ -5,7 +5,6 @@ Nothing here prints; what ``fix`` writes is said in what it returns.
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -20,6 +19,7 @@ from ddplint.checking import Options, Subject, analysed, replace_file, source_fi
 from ddplint.checks import registry
 from ddplint.checks.base import Case, Finding
 from ddplint.checks.wording import count
+from ddplint.diffs import unified
 from ddplint.errors import DdplintError
 from ddplint.fields import shown
 from ddplint.rules import DdpSettings
@@ -138,16 +138,12 @@ def write(fix: Fix) -> None:
 
 def diff(fix: Fix) -> str:
     """The change as a unified diff, in the files' own line ends."""
-    return "".join(line for file in fix.files for line in _diff(file))
+    return "".join(_diff(file) for file in fix.files)
 
 
-def _diff(file: Fixed) -> Iterator[str]:
+def _diff(file: Fixed) -> str:
     encoding = source_of(file.path).encoding
-    before, after = (data.decode(encoding).split("\n") for data in (file.before, file.after))
-    old, new = ([f"{line}\n" for line in lines[:-1]] + lines[-1:] * bool(lines[-1]) for lines in (before, after))
-    name = Path(shown(file.path)).as_posix()
-    for line in difflib.unified_diff(old, new, f"a/{name}", f"b/{name}"):
-        yield line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
+    return unified(file.path, file.before.decode(encoding), file.after.decode(encoding))
 
 
 def said(fix: Fix) -> str:

@@ -134,6 +134,14 @@ def test_a_byte_order_mark_stays(tmp_path: Path) -> None:
     assert not updated(load_rule_file(tmp_path / "one.toml", tmp_path), analysis(*FOUND)).changes
 
 
+@pytest.mark.parametrize("sign", ["\u2028", "\u0085"])
+def test_lines_are_counted_as_toml_counts_them(sign: str, tmp_path: Path) -> None:
+    """Other signs that Python takes for line ends are part of a comment or a reason."""
+    found = update_of(tmp_path, f"# one{sign}two\n" + HEAD + OLD.replace("old heads", f"old{sign}heads"), *FOUND)
+    plain = update_of(tmp_path, "# one two\n" + HEAD + OLD.replace("old heads", "old heads"), *FOUND)
+    assert found.after.replace(sign, " ") == plain.after
+
+
 def test_windows_line_ends_stay(tmp_path: Path) -> None:
     found = update_of(tmp_path, (HEAD + OLD).replace("\n", "\r\n"), *FOUND)
     assert found.changes
