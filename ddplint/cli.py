@@ -178,6 +178,24 @@ _one_type = click.option(
 )
 
 
+_output = click.option(
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Write the report there, not to stdout.",
+)
+
+
+def _types(
+    one: str = "A checkpoint type; may be given several times.", every: str = "Every checkpoint type of the project."
+) -> Callable[[_Command], _Command]:
+    """--ckpt, which may be repeated, and --all, with their helps."""
+    return _options(
+        click.option("--ckpt", multiple=True, metavar="NAME", shell_complete=_complete_types, help=one),
+        click.option("--all", "every", is_flag=True, help=every),
+    )
+
+
 def _project(rules: Path | None) -> Project:
     try:
         working = Path.cwd()
@@ -213,25 +231,29 @@ def _subject(project: Project, ckpt: str | None, target: str | None) -> Subject:
     return checking.only(checking.chosen(project, [ckpt] if ckpt is not None else [], every=False))
 
 
+def _refuse_several(ckpt: tuple[str, ...], every: bool, target: str | None) -> None:
+    if sum((bool(ckpt), every, target is not None)) > 1:
+        raise DdplintError("--ckpt, --all and --target exclude each other", fix="give one of them")
+
+
+def _meant(project: Project, ckpt: tuple[str, ...], every: bool, target: str | None) -> tuple[Subject | DdplintError, ...]:
+    """The types or the one target that are meant; a type that can't be had as the error that says why."""
+    return (_subject(project, None, target),) if target is not None else checking.chosen(project, ckpt, every)
+
+
+def _all_subjects(project: Project, ckpt: tuple[str, ...], every: bool, target: str | None) -> list[Subject]:
+    """As ``_meant``, none of them broken."""
+    _refuse_several(ckpt, every, target)
+    return [checking.only([subject]) for subject in _meant(project, ckpt, every, target)]
+
+
 @_command("check")
-@click.option(
-    "--ckpt",
-    multiple=True,
-    metavar="NAME",
-    shell_complete=_complete_types,
-    help="A checkpoint type; may be given several times.",
-)
-@click.option("--all", "every", is_flag=True, help="Every checkpoint type of the project.")
+@_types()
 @_target
 @_rules
 @_tracing
 @click.option("--format", "format_", type=click.Choice(FORMATS), default="text", show_default=True)
-@click.option(
-    "--output",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="Write the report there, not to stdout.",
-)
+@_output
 @click.option(
     "--select",
     metavar="CODES",
@@ -259,8 +281,7 @@ def _check(
     **how: Any,
 ) -> int:
     """Trace each checkpoint type or target, and hold what is unused against its rules."""
-    if sum((bool(ckpt), every, target is not None)) > 1:
-        raise DdplintError("--ckpt, --all and --target exclude each other", fix="give one of them")
+    _refuse_several(ckpt, every, target)
     project = _project(rules)
     options = _how(project, **how)
     checking.refuse_unknown_codes(options)
@@ -272,10 +293,7 @@ def _check(
         raise DdplintError("--statistics is for --format text", fix="leave one of them out")
     if output is not None:
         checking.refuse_missing_folder(output)
-    if target is not None:
-        subjects: tuple[Subject | DdplintError, ...] = (_subject(project, None, target),)
-    else:
-        subjects = checking.chosen(project, ckpt, every)
+    subjects = _meant(project, ckpt, every, target)
     with baseline.optional(project, Path.cwd(), rules, base) as old:
         results, unchecked = _results(subjects, options, old)
     report = Report(tuple(results), unchecked=tuple(unchecked))
@@ -315,25 +333,13 @@ def _results(
 
 
 @_command("verify")
-@click.option(
-    "--ckpt",
-    multiple=True,
-    metavar="NAME",
-    shell_complete=_complete_types,
-    help="A checkpoint type; may be given several times.",
-)
-@click.option("--all", "every", is_flag=True, help="Every checkpoint type of the project.")
+@_types()
 @_target
 @_rules
 @_tracing
 @click.option("--iterations", type=click.IntRange(min=1), metavar="N", help="Iterations of each setting (default: enough).")
 @click.option("--format", "format_", type=click.Choice(verify.FORMATS), default="text", show_default=True)
-@click.option(
-    "--output",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="Write the report there, not to stdout.",
-)
+@_output
 def _verify(
     ckpt: tuple[str, ...],
     every: bool,
@@ -350,16 +356,12 @@ def _verify(
     GPUs with nccl if there are any. --timeout is for the analysis and for each setting. Exits 0 if both sides
     agree, 1 if they differ, 2 if they could not be run.
     """
-    if sum((bool(ckpt), every, target is not None)) > 1:
-        raise DdplintError("--ckpt, --all and --target exclude each other", fix="give one of them")
+    _refuse_several(ckpt, every, target)
     project = _project(rules)
     options = _how(project, **how)
     if output is not None:
         checking.refuse_missing_folder(output)
-    if target is not None:
-        subjects: tuple[Subject | DdplintError, ...] = (_subject(project, None, target),)
-    else:
-        subjects = checking.chosen(project, ckpt, every)
+    subjects = _meant(project, ckpt, every, target)
     results, failed = [], False
     with verify.started(options, verify.torchrun()) as ranks:
         if not ranks.leads:
@@ -466,14 +468,7 @@ _places = click.argument("places", metavar="[PATHS]...", nargs=-1, type=click.Pa
 
 @_command("wraps")
 @_places
-@click.option(
-    "--ckpt",
-    multiple=True,
-    metavar="NAME",
-    shell_complete=_complete_types,
-    help="Hold the wraps against a checkpoint type's verdict.",
-)
-@click.option("--all", "every", is_flag=True, help="Against every checkpoint type of the project.")
+@_types("Hold the wraps against a checkpoint type's verdict.", "Against every checkpoint type of the project.")
 @_target
 @_rules
 @_tracing
@@ -508,14 +503,7 @@ def _wraps(
 
 @_command("fix")
 @_places
-@click.option(
-    "--ckpt",
-    multiple=True,
-    metavar="NAME",
-    shell_complete=_complete_types,
-    help="A checkpoint type; may be given several times.",
-)
-@click.option("--all", "every", is_flag=True, help="Every checkpoint type of the project.")
+@_types()
 @_target
 @_rules
 @_tracing
@@ -556,15 +544,6 @@ def _fix(
     return FINDINGS if diff and fix.files else CLEAN
 
 
-def _all_subjects(project: Project, ckpt: tuple[str, ...], every: bool, target: str | None) -> list[Subject]:
-    """All the types or the one target that are meant, none of them broken."""
-    if sum((bool(ckpt), every, target is not None)) > 1:
-        raise DdplintError("--ckpt, --all and --target exclude each other", fix="give one of them")
-    if target is not None:
-        return [_subject(project, None, target)]
-    return [checking.only([subject]) for subject in checking.chosen(project, ckpt, every)]
-
-
 def _say_found(found: Found, verdicts: Iterable[wraps.Judged], quiet: bool) -> None:
     for notice in found.notices:
         click.echo(f"note: {notice}", err=True)
@@ -573,14 +552,7 @@ def _say_found(found: Found, verdicts: Iterable[wraps.Judged], quiet: bool) -> N
 
 
 @_command("update")
-@click.option(
-    "--ckpt",
-    multiple=True,
-    metavar="NAME",
-    shell_complete=_complete_types,
-    help="A checkpoint type; may be given several times.",
-)
-@click.option("--all", "every", is_flag=True, help="Every checkpoint type of the project.")
+@_types()
 @_rules
 @_tracing
 @click.option("--diff", is_flag=True, help="Show the change, and write nothing; exit with 1 if there is any.")

@@ -86,6 +86,11 @@ def reached_without(graph: GradientGraph, avoid: Iterable[Node]) -> set[Node]:
     return _closure(graph.graph, graph.roots - avoided, live_only=True, avoid=avoided)
 
 
+def below(graph: GradientGraph, roots: Iterable[Node]) -> set[Node]:
+    """``roots`` and what gradient reaches from them, whether or not one reaches these."""
+    return _closure(graph.graph, roots, live_only=True)
+
+
 def refined(graph: GradientGraph, recording: Recording) -> GradientGraph:
     """``graph`` with those edges of an operation with several live inputs that autograd's own node of it holds.
 

@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn.parallel.distributed import _find_tensors
 
 from ddplint.analysis import Location, Outside, Parameter
-from ddplint.graph import GradientGraph, op_of, reached_without
+from ddplint.graph import GradientGraph, below, op_of, reached_without
 from ddplint.trace.recorder import tensors_in
 from ddplint.trace.run import Path
 
@@ -64,7 +64,7 @@ def _hidden(path: Path, graph: GradientGraph) -> dict[Node, Location | None]:
     found: dict[Node, Location | None] = {}
     for node in path.recording.parameters.values():
         if node in graph.reached and node not in seen_outside:
-            inside = next((f for f, root in graph.nested if node in _below(graph, root)), None)
+            inside = next((f for f, root in graph.nested if node in below(graph, [root])), None)
             found[node] = _location(inside if inside is not None else next(iter(functions)))
     return found
 
@@ -72,16 +72,6 @@ def _hidden(path: Path, graph: GradientGraph) -> dict[Node, Location | None]:
 def _reached_from_forward(graph: GradientGraph) -> set[Node]:
     roots_inside = {root for _, root in graph.nested}
     return reached_without(graph, roots_inside)
-
-
-def _below(graph: GradientGraph, root: Node) -> set[Node]:
-    seen, stack = {root}, [root]
-    while stack:
-        for producer, data in graph.graph.adj[stack.pop()].items():
-            if data["live"] and producer not in seen:
-                seen.add(producer)
-                stack.append(producer)
-    return seen
 
 
 def _bypass(node: Node, graph: GradientGraph) -> Location | None:
@@ -102,7 +92,7 @@ def _kept_alive(path: Path, graph: GradientGraph) -> dict[Node, Location | None]
     found: dict[Node, Location | None] = {}
     for node in path.recording.parameters.values():
         if node in graph.reached and node not in without:
-            through = next(zero for zero in zeros if node in _below(graph, zero))
+            through = next(zero for zero in zeros if node in below(graph, [zero]))
             found[node] = _location(through)
     return found
 

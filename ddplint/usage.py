@@ -11,7 +11,7 @@ import torch.fx
 from torch import nn
 
 from ddplint.analysis import Cause, Disagreement, Location, Parameter, Step
-from ddplint.graph import GradientGraph, op_of, refined
+from ddplint.graph import GradientGraph, below, op_of, refined
 from ddplint.trace.explore import Outcome
 from ddplint.trace.run import Built, Path
 from ddplint.trace.sites import Site
@@ -48,7 +48,7 @@ def answers(path: Path, graph: GradientGraph) -> tuple[dict[str, bool], tuple[Di
     stopping = any(not live and not op_of(p).opaque for _, p, live in _function_edges(graph))
     named = [call.leaves for call in recording.backwards if call.inside is None]
     ids = {name: id(p) for name, p in path.built.parameters.items()}
-    revived: set[Node] = set()
+    revived: set[Node] | None = None  # what custom Functions give a gradient to, once that is asked for
     received = path.received
     if received is not None and any(n in graph.reached and name not in received for name, n in recording.parameters.items()):
         graph = refined(graph, recording)
@@ -70,23 +70,14 @@ def answers(path: Path, graph: GradientGraph) -> tuple[dict[str, bool], tuple[Di
             continue
         if by_autograd and by_graph and not truth:
             continue
-        if by_autograd and truth and not by_graph and stopping and node in (revived := revived or _revived(graph)):
-            continue
+        if by_autograd and truth and not by_graph and stopping:
+            if revived is None:
+                revived = below(graph, [n for n in graph.graph if op_of(n).custom])
+            if node in revived:
+                continue
         if by_graph != truth or (by_autograd != truth and not autograd_explained):
             differing.append(Disagreement(name, by_graph, by_autograd, by_backward))
     return used, tuple(differing), graph
-
-
-def _revived(graph: GradientGraph) -> set[Node]:
-    """What custom Functions give a gradient to, whether or not one reaches them."""
-    found = {node for node in graph.graph if op_of(node).custom}
-    stack = list(found)
-    while stack:
-        for producer, data in graph.graph.adj[stack.pop()].items():
-            if data["live"] and producer not in found:
-                found.add(producer)
-                stack.append(producer)
-    return found
 
 
 def _function_edges(graph: GradientGraph) -> Iterable[tuple[Node, Node, bool]]:
@@ -333,22 +324,11 @@ def decide(outcomes: Sequence[Outcome], names: Iterable[str]) -> dict[str, Decis
         if asked is None:  # forced, and never asked there
             continue
         for name in flipped:
-            answers = [_answer_on(o, fork) for o in group if name not in o.used]
-            without = [answer for answer in answers if answer is not None]
+            without = [a for o in group if name not in o.used and (a := o.answer(fork)) is not None]
             worth = (not without, len(flipped))
             if name not in best or worth < best[name][0]:
                 best[name] = worth, _decision(fork, asked.site, without)
     return {name: best[name][1] if name in best else _by_difference(outcomes, name) for name in wanted}
-
-
-def _answer_on(outcome: Outcome, fork: Fork) -> Answer | None:
-    """What ``fork`` got on ``outcome``: by force, or the one value that it gave of itself; None if that is not one."""
-    forced = dict(outcome.plan.answers).get(fork)
-    if forced is not None or fork not in outcome.asked:
-        return forced
-    asked = outcome.asked[fork]
-    alike = len(asked.values) == asked.count and len(set(asked.values)) == 1 and fork.domain in ("bool", "int")
-    return asked.values[0] if alike else None
 
 
 def _decision(fork: Fork, site: Site, without: Sequence[Answer]) -> Decision:
@@ -363,7 +343,7 @@ def _answer_text(fork: Fork, answer: Answer) -> str:
         return f"the draw is {answer}"
     if fork.domain == "choice":
         return f"the draw is number {answer}"
-    if isinstance(answer, str) and fork.domain not in ("draw", "choice"):
+    if isinstance(answer, str):
         read = {"bool": "false", "mask": "the mask is all false"}.get(fork.domain, "its element is 0")
         return read if answer in ("even", "odd") else _turn_text(fork, answer)
     if fork.domain == "mask":

@@ -68,7 +68,7 @@ def _of_command(source: Source, words: Sequence[Word]) -> Iterator[Wrap]:
 
 def _flag(source: Source, word: Word, after: Word | None, end: int, *, bare: bool) -> Setting:
     """What an option says: ``--flag VALUE``, ``--flag=VALUE``, or, of transformers, ``--flag`` alone."""
-    if word.value.endswith("=") or "=" in word.value:
+    if "=" in word.value:
         value, holder = word.value[end:], word
     elif after is not None and not after.value.startswith("-"):
         value, holder = after.value, after

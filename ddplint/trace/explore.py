@@ -48,6 +48,18 @@ class Outcome:
         """Whether this path was run without a forced answer."""
         return not self.plan.answers
 
+    def answer(self, fork: Fork) -> Answer | None:
+        """What all reads at ``fork`` got: by force, or of themselves (see ``gave``); None if that is not one answer."""
+        return dict(self.plan.answers).get(fork, self.gave(fork))
+
+    def gave(self, fork: Fork) -> Answer | None:
+        """The one value that all reads at ``fork`` gave of themselves, if that is a boolean or a whole number."""
+        asked = self.asked.get(fork)
+        if asked is None or fork in dict(self.plan.answers) or fork.domain not in ("bool", "int"):
+            return None
+        alike = len(asked.values) == asked.count and len(set(asked.values)) == 1
+        return asked.values[0] if alike else None
+
 
 @dataclass(slots=True)
 class Exploration:
@@ -137,9 +149,9 @@ class Explorer:
     def all(self, found: Exploration, *, steps: int) -> Exploration:
         """``found`` (from ``first``) completed by every other path, in an order that never varies."""
         base = found.outcomes[0]
-        self._remembers = self.state.remembers()
-        self._fixed = self.state.unwritten()
-        if self.state.changed():
+        changed = self.state.changed()
+        self._remembers, self._fixed = changed.lasting, changed.untouched
+        if changed:
             self._observe(found, base.plan, range(1, steps))
         if self.target.step is None:
             for index in range(1, len(self.target.inputs)):
@@ -287,7 +299,7 @@ class Explorer:
         here: set[frozenset[str]] = set()  # what the answers at this fork came to
 
         def answered(answer: Answer) -> Outcome | None:
-            tried = parent if _gave(parent, fork, answer) else self._try(found, self._forced(parent, fork, answer))
+            tried = parent if parent.gave(fork) == answer else self._try(found, self._forced(parent, fork, answer))
             if tried is not None:
                 discover(tried)
                 here.add(tried.used)
@@ -351,13 +363,6 @@ class Explorer:
         kept = {f: a for f, a in parent.plan.answers if f != fork and f not in forced}
         after = parent.plan.after + parent.step  # a fork of a later step is asked there
         return replace(parent.plan, answers=(*kept.items(), *forced.items(), (fork, answer)), after=after)
-
-
-def _gave(outcome: Outcome, fork: Fork, answer: Answer) -> bool:
-    """Whether ``answer`` is what each read at ``fork`` gave on ``outcome`` of itself."""
-    asked = outcome.asked[fork]
-    free = fork not in dict(outcome.plan.answers) and fork.domain in ("bool", "int")
-    return free and len(asked.values) == asked.count and all(value == answer for value in asked.values)
 
 
 def _wasted(outcomes: Sequence[Outcome], asked_of: set[str]) -> Outcome | None:

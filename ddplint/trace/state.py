@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import deque
+from dataclasses import dataclass
 from types import GeneratorType, ModuleType
 from typing import Any
 
@@ -11,6 +12,20 @@ import torch
 from torch import nn
 
 from ddplint.trace.run import Built
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What a step changed in a model: anything (its truth), and whether more than the running statistics of normalisation
+    layers. ``untouched``: ids of the tensors that it did not write to; none, where anything but tensors changed.
+    """
+
+    anything: bool = True
+    lasting: bool = False
+    untouched: frozenset[int] = frozenset()
+
+    def __bool__(self) -> bool:
+        return self.anything
 
 
 class State:
@@ -61,20 +76,13 @@ class State:
         memo: dict[int, Any] = {}
         return [_picture(vars(owner), memo) for owner, _ in self._owners.values()]
 
-    def changed(self) -> bool:
-        """Whether a step left anything different."""
-        return any(t._version != version for t, _, version in self._tensors) or self._seen() != self._pictures
-
-    def remembers(self) -> bool:
-        """Whether a step left anything different but the running statistics of normalisation layers."""
-        written = [t for t, _, version in self._tensors if t._version != version and id(t) not in self._statistics]
-        return bool(written) or self._seen() != self._pictures
-
-    def unwritten(self) -> frozenset[int]:
-        """The ids of the tensors that no step has written to; none, if anything else of the model changed."""
+    def changed(self) -> Changes:
+        """What a step left different."""
+        written = frozenset(id(t) for t, _, version in self._tensors if t._version != version)
         if self._seen() != self._pictures:
-            return frozenset()
-        return frozenset(id(t) for t, _, version in self._tensors if t._version == version)
+            return Changes(lasting=True)
+        untouched = frozenset(id(t) for t, _, _ in self._tensors) - written
+        return Changes(bool(written), bool(written - self._statistics), untouched)
 
     def restore(self) -> None:
         """Put everything back."""
