@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import linecache
 import random
+import re
 import sys
 import time
 import warnings
@@ -37,6 +38,9 @@ SEEDS = 6  # of natural runs, where anything is drawn or read
 FURTHER = 24  # further seeds, asked only about what a `sometimes` claims
 BATCH = 4  # of them at a time, as long as something is unsure
 FORCED = 48  # assignments of the forks' answers
+
+# The CPU lacks a kernel, which says nothing about a GPU: what ddplint answers on meta is held against nothing.
+NO_KERNEL = re.compile(r"not implemented|Could not run|no kernel", re.IGNORECASE)
 
 LOOPS = 64  # forced answers at one place in one step
 
@@ -270,7 +274,7 @@ class Verdict:
     mismatches: tuple[Mismatch, ...] = ()
     notes: tuple[Mismatch, ...] = ()
     seconds: float = 0.0  # of CPU time, ddplint's own
-    outcome: str = "answered"  # or "refused": ddplint rightly says that the program does not run
+    outcome: str = "answered"  # or "refused": ddplint rightly says that it does not run; "no kernel": it can't, here
     analysis: Analysis | None = None
 
 
@@ -300,6 +304,8 @@ def compare_texts(text: str, watched: str, folder: Path, **options: Any) -> Verd
     except Exception as error:  # the fault that is looked for
         return Verdict((Mismatch("crash", f"{type(error).__name__}: {error}"),), outcome="crashed")
     seconds = time.process_time() - start
+    if base.errors and all(NO_KERNEL.search(error) for error in base.errors):
+        return Verdict(seconds=seconds, outcome="no kernel")
     if not base.count:
         return Verdict((Mismatch("no-error", base.errors[0].split("\n")[0]),), (), seconds, analysis=analysis)
     mismatches, notes = _differences(analysis, parameters, every, oracle)

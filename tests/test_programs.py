@@ -225,6 +225,54 @@ FOUND = {
         NONE,
         ONE,
     ),
+    # Autograd refuses to tell what a view made under no_grad is made of, once its base is written to. Nobody asks it here.
+    "a_view_that_is_left_behind": (
+        """\
+        a = self.two(x)
+        with torch.no_grad():
+            a[:, 0] = a[:, 1]
+        return a
+""",
+        ONE,
+        NONE,
+    ),
+    # Not all can be false, and no one of them: what is unused where the first is false each time shows by answers in turn.
+    "one_of_three_each_time": (
+        """\
+        a = 0.0
+        for number in (0, 1, 2, 0, 1, 2):
+            route = (x * (number + 1.5)).sum(1).sin().abs()
+            if (route > 0.7).nonzero().numel() > 0:
+                a = a + [self.one, self.two, self.two][number](x)
+        return a
+""",
+        NONE,
+        ONE | TWO,
+    ),
+    # An answer can be at odds with what is computed after it. That such a path raises says nothing about the answer.
+    "an_answer_before_a_test_that_raises": (
+        """\
+        sums = x.sum(0)
+        best = int(sums.argmax())
+        a = [self.two, self.two, self.one, self.two][best](x)
+        if sums[best] < sums.mean():
+            raise ValueError(best)
+        return a
+""",
+        NONE,
+        ONE | TWO,
+    ),
+    # What `.data =` makes of an inference tensor keeps no version, and does not say that it is one.
+    "an_inference_tensor_that_got_other_data": (
+        """\
+        with torch.inference_mode():
+            a = x.clone()
+            a.data = x.data
+        return self.one(torch.nn.functional.linear(x, torch.eye(4)) * 2) + a.sum()
+""",
+        TWO,
+        NONE,
+    ),
 }
 
 

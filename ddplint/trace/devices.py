@@ -14,6 +14,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 
+from ddplint.trace import autocast
+
 TraceDevice = Literal["meta", "cpu"]
 
 
@@ -105,6 +107,17 @@ def replaced(values: Any, change: Callable[[Any], Any]) -> Any:
     return change(values)
 
 
+def version_of(tensor: torch.Tensor) -> int:
+    """The version counter that in-place operations raise; -1 for a tensor that keeps none.
+
+    Inference tensors do not, nor what one was made of by ``.data = `` (there ``is_inference()`` does not say so).
+    """
+    try:
+        return tensor._version
+    except RuntimeError:
+        return -1
+
+
 # Products of which every kernel wants operands of one type; those for meta do not look (torch/_meta_registrations.py).
 _SAME_TYPE = frozenset(
     {
@@ -115,9 +128,9 @@ _SAME_TYPE = frozenset(
 
 
 def _refuse_mixed_types(given: Sequence[torch.Tensor]) -> None:
-    """Raise what a real product of these raises. Under autocast they are cast first."""
+    """Raise what a real product of these raises."""
     types = list(dict.fromkeys(t.dtype for t in given if t.is_floating_point() or t.is_complex()))
-    if len(types) > 1 and not any(torch.is_autocast_enabled(device) for device in ("cpu", "cuda")):
+    if len(types) > 1:
         raise RuntimeError(f"expected operands of one type, but got {types[0]} and {types[1]}")
 
 
@@ -193,17 +206,23 @@ class DeviceMode(TorchFunctionMode):
             return func(*args, **kwargs)
         args, kwargs = self._all_on_meta(args, kwargs)
         given = list(tensors_among((args, kwargs)))
-        if getattr(func, "__name__", "") in _SAME_TYPE:
-            _refuse_mixed_types(given)
+        name = getattr(func, "__name__", "")
         twins = [self.twins.of(t) for t in given]
         known = all(twin is not None for twin in twins)
-        versions = [(t, t._version) for t, twin in zip(given, twins, strict=True) if twin is not None and not known]
+        versions = [(t, version_of(t)) for t, twin in zip(given, twins, strict=True) if twin is not None and not known]
         on_twins = {key: value for key, value in kwargs.items() if key != "device"}
         if "device" in kwargs:
             on_twins["device"] = "cpu"
         drawing = kwargs.pop("generator", None)  # meta tensors draw nothing, and a CPU generator does not fit them
+        to = autocast.wanted(name, given)
+        if to is None and name in _SAME_TYPE:
+            _refuse_mixed_types(given)
         try:
-            result = func(*args, **kwargs)
+            if to is None:
+                result = func(*args, **kwargs)
+            else:
+                cast_args, cast_kwargs = replaced((args, kwargs), lambda value: autocast.cast(value, to))
+                result = func(*cast_args, **cast_kwargs)
         except (RuntimeError, NotImplementedError):
             if not known or not given or any(t.requires_grad for t in given):
                 return self._by_positions(func, args, kwargs)
@@ -214,16 +233,15 @@ class DeviceMode(TorchFunctionMode):
             if drawing is not None:
                 kwargs["generator"] = drawing
         for tensor, version in versions:
-            if tensor._version != version:
+            if version_of(tensor) != version:
                 self.twins.lose(tensor)
-        name = getattr(func, "__name__", "")
         if name == "__set__" and func.__self__.__name__ == "data" and isinstance(args[1], torch.Tensor):
             self.twins.copy(args[0], args[1])
         elif not known and name in _CONSTANT and isinstance(result, torch.Tensor) and result.numel() <= SMALL:
             self.twins.put(result, _CONSTANT[name](tuple(result.shape), dtype=result.dtype, device="cpu"))
         made = list(tensors_among(result))
         makes = known and (given or func in self._constructors) and all(t.numel() <= SMALL for t in made)
-        if makes and (made or any(t._version for t in given)):
+        if makes and (made or any(version_of(t) > 0 for t in given)):
             values = self._on_twins(func, args, on_twins)
             found = list(tensors_among(values))
             if len(found) == len(made):  # a twin has no `.grad` of its own

@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from ddplint.trace.autocast import on_the_cpu, query_the_cpu
 from ddplint.trace.draws import draws_watched
 from ddplint.trace.patching import patched
 from ddplint.trace.sites import Site, call_site
@@ -183,6 +184,9 @@ def cuda_answered() -> Iterator[None]:
             stack.enter_context(patched(torch.cuda, **_cuda_answers()))
             stack.enter_context(patched(torch.cuda.nvtx, _nvtx=nvtx))
             stack.enter_context(patched(torch, Generator=_CpuGenerator))
+        stack.enter_context(patched(torch.autocast, __init__=on_the_cpu(torch.autocast.__init__)))
+        queries = {name: query_the_cpu(getattr(torch, name)) for name in ("is_autocast_enabled", "get_autocast_dtype")}
+        stack.enter_context(patched(torch, **queries))
         stack.enter_context(patched(torch, compile=_compile, load=_load_on_cpu(torch.load)))
         stack.enter_context(patched(nn.Module, compile=_uncompiled_method))
         stack.enter_context(patched(nn.SyncBatchNorm, forward=batch_norm))

@@ -9,7 +9,7 @@ counted, and left out of the verdict.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from ddplint.errors import DdplintError
@@ -27,6 +27,7 @@ INTEGERS = 32  # the largest integer that is tried at a fork
 DEFAULT_PATHS = 256
 ATTEMPTS = 2  # paths on which a fork is tried, while all its answers end in errors
 RAISED = 8  # paths that raise of which the forks are answered too: another answer may end well
+OTHERWISE = 3  # forks that are answered otherwise, one after another, on a path that raises after them
 BASES = 4  # inputs and steps that forks are answered together with
 CHOICES = 4  # answers of each fork that take part in this
 
@@ -71,6 +72,15 @@ class Exploration:
     complete: bool = True
 
 
+@dataclass(frozen=True, slots=True)
+class _Tried:
+    """How a run ended: well, at a loss without a gradient, or in any other error."""
+
+    outcome: Outcome | None = None
+    cut_short: Outcome | None = None
+    broken: Outcome | None = None
+
+
 Choice = tuple[Fork, Answer]
 Judge = Callable[[Path], frozenset[str]]
 
@@ -93,7 +103,7 @@ class Explorer:
         self.rank, self.limit, self.default = rank, limit, default
         self.state = State(built)
         self.runs = 0
-        self._done: dict[object, Outcome | None] = {}
+        self._done: dict[object, _Tried] = {}
         self._known_usage: tuple[frozenset[str], frozenset[str]] = frozenset(), frozenset()  # used on all paths, on any
         self._fixed: frozenset[int] = frozenset()  # ids of the model's tensors that no step writes
         self._unwatched = False  # something drew by names that were bound before draws were watched: no fork, but seeds
@@ -106,6 +116,7 @@ class Explorer:
         self._stuck: list[Outcome] = []  # later steps whose loss had no gradient
         self._raised: list[Outcome] = []  # the first that ended in any other error
         self._cut_short: Outcome | None = None  # the last run, if its loss had no gradient
+        self._broken: Outcome | None = None  # the last run, if it ended in any other error
 
     def run(self, plan: Plan, *, step: int = 0) -> tuple[Path, Outcome]:
         """One path. ``step`` 0 starts from the first state, later ones go on from the step before."""
@@ -178,12 +189,18 @@ class Explorer:
     def _try(self, found: Exploration, plan: Plan, *, step: int = 0) -> Outcome | None:
         """Run ``plan`` if the budget lets it, and keep what it came to. None if it could not be run to its end."""
         key = (plan.inputs, plan.seed, step, plan.after, frozenset(plan.answers))
-        if key in self._done:
-            return self._done[key]
-        if self.runs >= self.limit:
-            found.complete = False
-            return None
-        self._done[key] = self._cut_short = None
+        if key not in self._done:
+            if self.runs >= self.limit:
+                found.complete = False
+                self._cut_short = self._broken = None
+                return None
+            self._done[key] = self._tried(found, plan, step)
+        tried = self._done[key]
+        self._cut_short, self._broken = tried.cut_short, tried.broken
+        return tried.outcome
+
+    def _tried(self, found: Exploration, plan: Plan, step: int) -> _Tried:
+        """What a run of ``plan`` comes to, kept in ``found``."""
         try:
             _, outcome = self.run(plan, step=step)
         except NoValue as error:
@@ -192,7 +209,7 @@ class Explorer:
             found.infeasible.append((plan, str(error)))
             found.complete = False  # not run, and not because the target refuses it
             self.runs += 1
-            return None
+            return _Tried()
         except DdplintError as error:
             if not plan.answers and not step and not plan.seed:
                 raise DdplintError(
@@ -203,14 +220,27 @@ class Explorer:
             nothing: frozenset[str] = frozenset()
             stopped = Outcome(plan, step, nothing, nothing, nothing, self._asked)  # for the forks it came to
             if error.where == "loss":  # forward came to its end
-                self._cut_short = stopped
-            elif len(self._raised) < RAISED:
+                return _Tried(cut_short=stopped)
+            if len(self._raised) < RAISED:
                 self._raised.append(stopped)
-            return None
+            return _Tried(broken=stopped)
         found.outcomes.append(outcome)
-        self._done[key] = outcome
         always, ever = self._known_usage
         self._known_usage = always & outcome.used, ever | outcome.used
+        return _Tried(outcome)
+
+    def _try_otherwise(self, found: Exploration, plan: Plan) -> Outcome | None:
+        """``plan``; where it raises, with the last fork that it came to answered otherwise: the branch there may raise."""
+        outcome = self._try(found, plan)
+        for _ in range(OTHERWISE):
+            stopped = self._broken
+            if outcome is not None or stopped is None or not stopped.asked:
+                break
+            last = next(reversed(stopped.asked))
+            gave = stopped.gave(last)
+            if last.domain != "bool" or gave is None:
+                break
+            outcome = self._try(found, self._forced(stopped, last, not gave))
         return outcome
 
     def _forks(self, found: Exploration) -> None:
@@ -263,21 +293,29 @@ class Explorer:
         while parent := _wasted(found.outcomes, asked_of):
             asked_of |= parent.touched
             again(parent)
-        self._together(found, discover)
+            if parent is _wasted([parent], self._known_usage[1]):
+                self._together(found, discover, parent)
+                drain()
+        self._together(found, discover, None)
         drain()
 
-    def _together(self, found: Exploration, discover: Callable[[Outcome], None]) -> None:
-        """Forks answered together, with each of the inputs and steps, so that any few of these have met (``covering``)."""
+    def _together(self, found: Exploration, discover: Callable[[Outcome], None], parent: Outcome | None) -> None:
+        """Forks answered together so that any few of these have met (``covering``): with what is forced on ``parent``; if it
+        is None, with each of the inputs and steps.
+        """
+        given = dict(parent.plan.answers) if parent else {}
         options: list[list[Outcome | Choice]] = [
-            [(fork, answer) for answer in [*tried][:CHOICES]] for fork, tried in self._possible.items()
+            [(fork, answer) for answer in [*tried][:CHOICES]] for fork, tried in self._possible.items() if fork not in given
         ]
         bases: list[Outcome | Choice] = [
             o for o in (*found.outcomes, *self._stuck) if o.observed and (o.plan.seed == 0) and self._is_base(o)
         ]
+        if parent is not None:
+            bases = [parent]
         options = [choices for choices in (bases[:BASES], *options) if len(choices) > 1] if options else []
         operations = len(found.first.recording.ops)
         for combination in covering(options, limit=next(runs for most, runs in TOGETHER if operations <= most)):
-            joint = next((chosen for chosen in combination if isinstance(chosen, Outcome)), found.outcomes[0])
+            joint = next((chosen for chosen in combination if isinstance(chosen, Outcome)), parent or found.outcomes[0])
             for chosen in combination:
                 if isinstance(chosen, Outcome) or chosen[0] in dict(joint.plan.answers):  # it reads the same as one before
                     continue
@@ -299,7 +337,8 @@ class Explorer:
         here: set[frozenset[str]] = set()  # what the answers at this fork came to
 
         def answered(answer: Answer) -> Outcome | None:
-            tried = parent if parent.gave(fork) == answer else self._try(found, self._forced(parent, fork, answer))
+            plan = self._forced(parent, fork, answer)
+            tried = parent if parent.gave(fork) == answer else self._try_otherwise(found, plan)
             if tried is not None:
                 discover(tried)
                 here.add(tried.used)
@@ -323,10 +362,10 @@ class Explorer:
         if fork.domain == "int" and asked.among is None and answers_at(fork, asked) == (0,):
             self._integers(found, fork, parent, here, discover)
         first, others = answers_in_turn(fork, asked)
-        known = known or self._known_usage
+        known, alike = known or self._known_usage, len(here)
         for answer in first:
             answered(answer)
-        if known != self._known_usage:
+        if known != self._known_usage or (mixed and len(here) > alike):
             for answer in others:
                 answered(answer)
 
@@ -336,7 +375,7 @@ class Explorer:
         """1, 2, 3, … at an integer's fork, until a path raises or two values in a row bring nothing new."""
         idle = 0
         for value in range(1, INTEGERS + 1):
-            outcome = self._try(found, self._forced(parent, fork, value))
+            outcome = self._try_otherwise(found, self._forced(parent, fork, value))
             if outcome is None:
                 if self._cut_short is not None:
                     continue  # it came to the loss: another value may do
@@ -365,7 +404,7 @@ class Explorer:
         return replace(parent.plan, answers=(*kept.items(), *forced.items(), (fork, answer)), after=after)
 
 
-def _wasted(outcomes: Sequence[Outcome], asked_of: set[str]) -> Outcome | None:
+def _wasted(outcomes: Sequence[Outcome], asked_of: Set[str]) -> Outcome | None:
     """The path that takes the most parameters which none uses, those in ``asked_of`` left out; None if there is none."""
     used = frozenset().union(*(o.used for o in outcomes)) | asked_of
     wasted = max(outcomes, key=lambda outcome: len(outcome.touched - used))

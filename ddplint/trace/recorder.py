@@ -33,7 +33,7 @@ import torch.fx
 from torch import nn
 from torch.fx.node import _get_qualified_name
 
-from ddplint.trace.devices import TraceDevice, Twins
+from ddplint.trace.devices import TraceDevice, Twins, version_of
 from ddplint.trace.patching import patched
 from ddplint.trace.sites import Site, call_site, decorated_site, read_site
 from ddplint.trace.values import NUMBERS, READS, SHAPES, AnsweringMode, Answers, NoValue
@@ -151,11 +151,11 @@ def _given(args: Sequence[Any], kwargs: dict[str, Any]) -> list[Tensor]:
 
 
 def _versions(tensors: Sequence[Tensor]) -> list[int]:
-    """The version counters that in-place operations raise (inference tensors keep none)."""
+    """Their version counters (``version_of``), fast where all have one."""
     try:
         return [t._version for t in tensors]
     except RuntimeError:
-        return [-1 if t.is_inference() else t._version for t in tensors]
+        return [version_of(t) for t in tensors]
 
 
 class _Unspelled:
@@ -394,7 +394,7 @@ class Recorder(AnsweringMode):
             self._own(tensor, node)
 
     def _own(self, tensor: Tensor, node: torch.fx.Node) -> None:
-        function = tensor.grad_fn
+        function = _maker(tensor)
         if function is not None:
             self._functions[id(function)] = node
             self._made.setdefault(node, []).append(function)
@@ -410,9 +410,9 @@ class Recorder(AnsweringMode):
         node = self._write(self.graph, "get_attr", name, (), {}, op)
         if id(tensor) in self._parameter_ids:
             self.parameters[self._parameter_ids[id(tensor)]] = node
-        elif tensor.grad_fn is not None:
+        elif (function := _maker(tensor)) is not None:
             op.opaque, op.site = True, call_site(sys._getframe(1))
-            op.name = tensor.grad_fn.name()
+            op.name = function.name()
             op.inputs = self._behind(tensor)
         elif (maker := self._storages.get(self._memory(tensor))) is not None:
             op.site = self._born.get(id(tensor)) or call_site(sys._getframe(1))
@@ -429,7 +429,7 @@ class Recorder(AnsweringMode):
     def _behind(self, tensor: Tensor) -> list[tuple[torch.fx.Node, bool]]:
         """The recorded nodes that autograd's graph reaches from ``tensor`` first: the inputs of what no mode saw."""
         found: dict[torch.fx.Node, bool] = {}
-        stack, seen = [tensor.grad_fn], set()
+        stack, seen = [_maker(tensor)], set()
         while stack:
             function = stack.pop()
             if function is None or function in seen:
@@ -453,8 +453,8 @@ class Recorder(AnsweringMode):
         """The nodes that ``tensor``'s value comes from now, each with whether gradient can flow back to it."""
         self._value(tensor)
         live = tensor.requires_grad
-        if live and tensor.grad_fn is not None and id(tensor.grad_fn) not in self._functions:
-            self._unseen_write(tensor)
+        if live and (function := _maker(tensor)) is not None and id(function) not in self._functions:
+            self._unseen_write(tensor, function)
         state = self._states[id(tensor)]
         write = self._writes.get(self._storage(tensor)) if self._writes else None
         if write is None or write[0] is state or self.ops[write[0]].index < self.ops[state].index:
@@ -462,12 +462,11 @@ class Recorder(AnsweringMode):
         node, base = write
         return [(state, live), (node, live and base == id(self._base(tensor)))]
 
-    def _unseen_write(self, tensor: Tensor) -> None:
+    def _unseen_write(self, tensor: Tensor, function: Any) -> None:
         """A tensor whose ``grad_fn`` changed with no recorded call: note what autograd says it is made of now."""
         inputs = self._behind(tensor)
-        assert tensor.grad_fn is not None
-        self._functions[id(tensor.grad_fn)] = node = self._states[id(tensor)]
-        self._alive.append(tensor.grad_fn)
+        self._functions[id(function)] = node = self._states[id(tensor)]
+        self._alive.append(function)
         known = {producer for producer, _ in self.ops[node].inputs} | {node}
         self.ops[node].inputs += [pair for pair in inputs if pair[0] not in known]
 
@@ -812,7 +811,7 @@ class Recorder(AnsweringMode):
             fx_args = recorder._argument(args) if recorder.spell else ()
             node = recorder._write(recorder._target_graph, "call_function", _named(cls.apply, cls.__name__), fx_args, {}, op)
             recorder._place(node, result, outputs, written, [b for t in written if (b := t._base) is not None])
-            for function in {t.grad_fn for t in outputs if t.grad_fn is not None}:
+            for function in {f for t in outputs if (f := _maker(t)) is not None}:
                 recorder._watch(function, node, slots)
             return result
 
@@ -1028,6 +1027,18 @@ class Recorder(AnsweringMode):
             outputs=self.outputs,
             returned=returned,
         )
+
+
+def _maker(tensor: Tensor) -> Any:
+    """``tensor.grad_fn``; None too where autograd refuses to say.
+
+    It does for a view made under ``no_grad`` of a tensor that was written to since (``VariableHooks::grad_fn`` in
+    torch/csrc/autograd/variable.cpp). In a run of the target only what consumes such a view raises, so only that may here.
+    """
+    try:
+        return tensor.grad_fn
+    except RuntimeError:
+        return None
 
 
 def of_meta(error: Exception) -> bool:

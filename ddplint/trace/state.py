@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ddplint.trace.devices import version_of
 from ddplint.trace.run import Built
 
 
@@ -44,7 +45,7 @@ class State:
         norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._NormBase)]
         self._statistics = {id(buffer) for norm in norms for buffer in norm.buffers(recurse=False)}
         self._pictures = self._seen()
-        self._tensors = [(t, t.detach().clone(), t._version) for t in tensors.values()]
+        self._tensors = [(t, t.detach().clone(), version_of(t)) for t in tensors.values()]
         known = ((t, built.twins.of(t)) for t in tensors.values())
         self._twins = [(twin, twin.clone()) for t, twin in known if twin is not None and t.is_meta]
 
@@ -78,7 +79,7 @@ class State:
 
     def changed(self) -> Changes:
         """What a step left different."""
-        written = frozenset(id(t) for t, _, version in self._tensors if t._version != version)
+        written = frozenset(id(t) for t, _, version in self._tensors if version_of(t) != version)
         if self._seen() != self._pictures:
             return Changes(lasting=True)
         untouched = frozenset(id(t) for t, _, _ in self._tensors) - written
@@ -96,12 +97,12 @@ class State:
                     now[key] = self._copied(value, {})
         with torch.no_grad():
             for tensor, value, version in self._tensors:
-                if tensor._version != version and not tensor.is_meta:
+                if version_of(tensor) != version and not tensor.is_meta:
                     tensor.detach().copy_(value)
                 tensor.grad = None
             for twin, value in self._twins:
                 twin.copy_(value)
-        self._tensors = [(t, value, t._version) for t, value, _ in self._tensors]
+        self._tensors = [(t, value, version_of(t)) for t, value, _ in self._tensors]
 
 
 def _is_array(value: Any) -> bool:

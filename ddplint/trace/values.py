@@ -52,6 +52,7 @@ NUMBERS = MAKERS | frozenset(
 Domain = Literal["bool", "int", "float", "mask", "draw", "choice"]
 Answer = bool | int | float | str
 LARGE = 16.0  # a large value: what is compared with a threshold is mostly of the order of one
+TURNS = 32  # the largest whole number of an answer that varies: it can be how often a loop turns
 RELEASE_AFTER = 512  # reads at one place in one run: then a forced loop has to end
 
 
@@ -148,14 +149,15 @@ class Answers:
             values.append(value)
 
 
-def in_turn(answer: str, number: int) -> float:
+def in_turn(answer: str, number: int, most: int = RELEASE_AFTER) -> float:
     """What a read gets at its ``number``-th time, or for its ``number``-th element (from 0), by an answer that varies:
-    "even" (zero there, else one), "odd", "rising", "falling" or "at N" (large there, else zero).
+    "even" (zero there, else one), "odd", "rising" (up to ``most``), "falling" (from ``most``) or "at N" (large there, else
+    zero).
     """
     if answer in ("even", "odd"):
         return float(number % 2 == (1 if answer == "even" else 0))
     if answer in ("rising", "falling"):
-        return float(number + 1 if answer == "rising" else RELEASE_AFTER - number)
+        return float(min(number + 1, most) if answer == "rising" else max(most - number, 0))
     return LARGE if number == int(answer.removeprefix("at ")) else 0.0
 
 
@@ -191,7 +193,8 @@ def _shaped(name: str, tensor: torch.Tensor, answer: Answer) -> Any:
         return complex(answer)
     with torch.no_grad():
         if isinstance(answer, str):  # along the first dimension
-            along = torch.tensor([in_turn(answer, number) for number in range(tensor.shape[0])]).to(tensor.dtype)
+            most = RELEASE_AFTER if tensor.is_floating_point() else TURNS
+            along = torch.tensor([in_turn(answer, number, most) for number in range(tensor.shape[0])]).to(tensor.dtype)
             filled = along.reshape(-1, *[1] * (tensor.dim() - 1)).expand(tensor.shape).clone()
         else:
             filled = torch.full(tuple(tensor.shape), answer, dtype=tensor.dtype, device="cpu")
@@ -222,7 +225,7 @@ class AnsweringMode(DeviceMode):
             if name in ("tolist", "numpy", "__array__") and tensor.numel() > 1:
                 asked.length, asked.free = tensor.shape[0], asked.free and self.is_free(tensor)
             if isinstance(answer, str) and tensor.numel() == 1:
-                answer = in_turn(answer, asked.count - 1)
+                answer = in_turn(answer, asked.count - 1, TURNS if domain == "int" else RELEASE_AFTER)
         if answer is None and twin is None:
             answer = self.answers.unknown(domain, fork)
             if answer is None:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from ddplint.target import Inputs
 from ddplint.trace.choices import answers_at
 from ddplint.trace.sites import Site
-from ddplint.trace.values import RELEASE_AFTER, Answers, Asked, Fork, NoValue
+from ddplint.trace.values import RELEASE_AFTER, Answers, Asked, Fork, NoValue, in_turn
 from tests.explored import analysed, explored, plain_runs, weights, with_usage
 from tests.kinds.kind import Kind
 from tests.kinds.lines import line_of
@@ -555,3 +555,11 @@ def test_a_model_that_catches_everything_does_not_catch_no_value() -> None:
     found = analysed(Catches)
     assert found.trace.device == "cpu"
     assert weights(found)["aux"].usage == "always"  # every sum that is tried is above that bound
+
+
+@pytest.mark.parametrize("most", [8, 32])
+def test_whole_numbers_that_vary_are_loops_of_few_turns(most: int) -> None:
+    for answer in ("rising", "falling"):
+        values = [in_turn(answer, number, most) for number in range(100)]
+        assert 0 <= min(values) < max(values) == most
+        assert values == sorted(values, reverse=answer == "falling")
