@@ -257,6 +257,10 @@ def _trace(request: Request, device: TraceDevice, reason: str, default: dict[str
                     explorer.all(found, steps=request.steps)
             except NoValue as no:
                 raise NoMeta(f"{no.need}{_at(no.site)}", size) from no
+            except DdplintError as error:
+                if device == "cpu" or default is not None or request.device == "meta":
+                    raise
+                raise NoMeta(str(error), size) from error  # real tensors say whether that is the target's or meta's
             if first is None:
                 first = found
             outcomes += found.outcomes

@@ -273,6 +273,19 @@ FOUND = {
         TWO,
         NONE,
     ),
+    # What raises in backward raises on meta as well, and the error names the type of the tensors, not what is wrong there.
+    "a_backward_that_raises_on_one_path": (
+        """\
+        a = self.two(x)
+        if random.random() < 0.4:
+            a = self.one(x).clone()
+            view = a[:, 1:]
+            view.mul_(a[:, 1:])
+        return a
+""",
+        ONE,
+        NONE,
+    ),
 }
 
 

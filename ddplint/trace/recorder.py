@@ -19,6 +19,7 @@ from __future__ import annotations
 import functools
 import itertools
 import operator
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -1042,8 +1043,11 @@ def _maker(tensor: Tensor) -> Any:
 
 
 def of_meta(error: Exception) -> bool:
-    """Whether a call failed because its tensors are on meta; a forced answer can also be one that no call can go with."""
-    return isinstance(error, NotImplementedError) or "meta" in str(error).lower()
+    """Whether a call failed because its tensors are on meta, and not because it can't be made with such tensors at all.
+
+    Errors of every device name the tensors' type, there ``MetaFloatType``.
+    """
+    return isinstance(error, NotImplementedError) or bool(re.search(r"\bmeta\b", str(error), re.IGNORECASE))
 
 
 def op_copy(op: Op) -> Op:

@@ -275,7 +275,8 @@ def trace(
                 except NoValue:
                     raise
                 except Exception as error:
-                    if device == "cpu" or (plan.answers and not of_meta(error)):  # an answer that nothing can go with
+                    first = reseed and plan == Plan(rank=plan.rank)
+                    if device == "cpu" or not (first or of_meta(error)):  # where the first path went, no kernel is missing
                         raise blame("backward", error) from error
                     no_backward = str(error).split("\n", 1)[0]
         drew = before != _generators()
