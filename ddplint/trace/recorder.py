@@ -109,6 +109,17 @@ class Recording:
                 stack.extend(f for f, _ in function.next_functions)
         return found
 
+    def let_go(self) -> None:
+        """Free what it holds of autograd's graph, from the loss back, each node while those behind it are held.
+
+        PyTorch frees a chain of nodes that Python has seen by recursion, and a long one overflows the C stack (only
+        ``deleteNode`` in torch/csrc/autograd/function.cpp, for nodes that Python has not seen, is a loop).
+        """
+        self.outputs.clear()
+        self.backwards.clear()
+        while self.made:
+            self.made.popitem()  # the last that was put in
+
     def graph_module(self, model: nn.Module) -> torch.fx.GraphModule:
         """The recorded run as a module: the run's input tensors in, ``(loss, outputs)`` out.
 

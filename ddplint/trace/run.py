@@ -68,6 +68,11 @@ class Path:
     drew: bool
     seconds: float
 
+    def __del__(self) -> None:
+        if hasattr(self, "recording"):
+            object.__setattr__(self, "outputs", ())
+            self.recording.let_go()
+
 
 def seed_everything(seed: int) -> None:
     """Seed torch's, Python's and (where it is imported) numpy's global generators."""
@@ -374,13 +379,21 @@ def walk(
     with _no_collection(), _remembering(device), answering(answers), composites_open(), mode:
         loss, _ = _loss(target, model, None, inputs)
     names = built.names()
-    return frozenset(_walk([loss.grad_fn], names)) | ({names[id(loss)]} if id(loss) in names else frozenset())
+    alone = {names[id(loss)]} if id(loss) in names else set()
+    seen: list[Any] = []
+    found = _walk([loss.grad_fn], names, seen)
+    del loss
+    seen.sort(key=lambda function: int(function._sequence_nr()))
+    while seen:  # see Recording.let_go
+        seen.pop()
+    return frozenset(found | alone)
 
 
-def _walk(functions: Sequence[Any], names: dict[int, str]) -> set[str]:
+def _walk(functions: Sequence[Any], names: dict[int, str], kept: list[Any] | None = None) -> set[str]:
     """First names of the parameters whose gradient accumulators autograd's graph holds behind ``functions``.
 
-    The walk of DDP's reducer (torch/csrc/distributed/c10d/reducer.cpp, ``search_unused_parameters``) in Python.
+    The walk of DDP's reducer (torch/csrc/distributed/c10d/reducer.cpp, ``search_unused_parameters``) in Python. ``kept``
+    gets what it comes to.
     """
     found: set[str] = set()
     stack, seen = list(functions), set()
@@ -395,4 +408,6 @@ def _walk(functions: Sequence[Any], names: dict[int, str]) -> set[str]:
             if name is not None:
                 found.add(name)
         stack.extend(f for f, _ in function.next_functions)
+    if kept is not None:
+        kept += seen
     return found

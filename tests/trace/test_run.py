@@ -2,6 +2,9 @@ from __future__ import annotations
 
 import os
 import random
+import subprocess
+import sys
+from pathlib import Path as Folder
 from typing import Any
 
 import numpy as np
@@ -297,3 +300,48 @@ def test_the_caller_finds_grad_mode_as_it_was() -> None:
     with pytest.raises(DdplintError):
         run("ForwardRaises")
     assert torch.is_grad_enabled()
+
+
+LONG = """
+import torch
+from torch import nn
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4))
+
+    def forward(self, x):
+        x = x * self.weight
+        for _ in range(30_000):
+            x = x.sin()
+        return x.sum()
+
+def build():
+    return Model()
+
+def inputs():
+    return (torch.ones(4),), {}
+"""
+SMALL_STACK = """
+import threading
+from pathlib import Path
+from tests.programs_oracle import ask
+
+found = []
+threading.stack_size(512 * 1024)
+thread = threading.Thread(target=lambda: found.append(ask(Path("long.py").read_text(), Path.cwd())))
+thread.start()
+thread.join()
+print(found[0].parameters[0].usage, found[0].trace.nodes > 30_000)
+"""
+
+
+def test_a_long_chain_is_freed_without_deep_recursion(tmp_path: Folder) -> None:
+    (tmp_path / "long.py").write_text(LONG)
+    root = str(Folder(__file__).resolve().parents[2])
+    environment = {**os.environ, "PYTHONPATH": root, "OMP_NUM_THREADS": "1"}
+    ended = subprocess.run(
+        [sys.executable, "-c", SMALL_STACK], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert (ended.returncode, ended.stdout) == (0, "always True\n"), ended.stderr
