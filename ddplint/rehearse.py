@@ -39,6 +39,7 @@ from ddplint.trace.recorder import composites_open
 from ddplint.trace.run import Built, build, on_device, seed_everything
 from ddplint.trace.shapes import Shapes
 from ddplint.trace.values import Answer, AnsweringMode, Answers, NoValue, Plan, answering
+from ddplint.trace.versions import ddp_unsynchronised
 
 SETTINGS = ("find_unused_parameters=False", "find_unused_parameters=True", "static_graph=True")
 # The reducer's errors, by words of their texts (torch/csrc/distributed/c10d/reducer.cpp).
@@ -347,12 +348,12 @@ class _Stage:
         log = _Log(self.rank)
         built = self._build()
         with _Watch(log, sent, self.shapes):
-            ddp = DistributedDataParallel(
-                built.model,
-                init_sync=False,
-                find_unused_parameters=setting == "find_unused_parameters=True",
-                static_graph=setting == "static_graph=True",
-            )
+            with ddp_unsynchronised():
+                ddp = DistributedDataParallel(
+                    built.model,
+                    find_unused_parameters=setting == "find_unused_parameters=True",
+                    static_graph=setting == "static_graph=True",
+                )
             # DDP checks a hook's annotations, which are text in this file: a lambda has none.
             ddp.register_comm_hook(log, lambda state, bucket: _reduced(state, bucket))
             for iteration in range(1, iterations + 1):

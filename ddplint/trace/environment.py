@@ -24,6 +24,7 @@ from ddplint.trace.autocast import on_the_cpu, query_the_cpu
 from ddplint.trace.draws import draws_watched
 from ddplint.trace.patching import patched
 from ddplint.trace.sites import Site, call_site
+from ddplint.trace.versions import collectives_on_meta
 
 
 class _Idle:
@@ -120,6 +121,7 @@ def _fake_process_group(rank: int, world_size: int) -> Iterator[None]:
     if dist.is_initialized():  # a caller's own group (guard, pytest under torchrun) is left alone
         yield
         return
+    collectives_on_meta()
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
     lacking = {"monitored_barrier": _answer(None)}
     try:

@@ -38,6 +38,7 @@ from ddplint.trace.devices import TraceDevice, Twins, version_of
 from ddplint.trace.patching import patched
 from ddplint.trace.sites import Site, call_site, decorated_site, read_site
 from ddplint.trace.values import NUMBERS, READS, SHAPES, AnsweringMode, Answers, NoValue
+from ddplint.trace.versions import function_apply
 
 Tensor = torch.Tensor
 ModuleStack = dict[str, tuple[str, type[nn.Module]]]
@@ -994,11 +995,10 @@ class Recorder(AnsweringMode):
     @contextmanager
     def recording(self) -> Iterator[Recorder]:
         """While the block runs, torch calls of this thread are recorded."""
-        apply = torch.autograd.Function.__dict__["apply"].__func__
         inference = torch.autograd.grad_mode.inference_mode
         with ExitStack() as stack:
             stack.enter_context(composites_open())
-            stack.enter_context(patched(torch.autograd.Function, apply=self._apply(apply)))
+            stack.enter_context(patched(torch.autograd.Function, apply=self._apply(function_apply())))
             engine = vars(torch.autograd)["_engine_run_backward"]  # imported there from torch/autograd/graph.py
             stack.enter_context(patched(torch.autograd, _engine_run_backward=self._run_backward(engine)))
             stack.enter_context(patched(nn.Module, __call__=self._module_call(nn.Module.__call__)))
