@@ -26,7 +26,7 @@ from ddplint.trace.explore import DEFAULT_PATHS, Exploration, Explorer, Outcome
 from ddplint.trace.run import Built, Path, build, weight_bytes
 from ddplint.trace.sites import Site
 from ddplint.trace.values import Answer, NoValue, Plan
-from ddplint.usage import answers, describe, settle, way
+from ddplint.usage import answers, buffers, describe, settle, way
 
 KEPT = 16  # recorded paths at most that explanations are taken from
 OFF = "find_unused_parameters=False"
@@ -96,6 +96,7 @@ def analyse(request: Request) -> Analysis:
         target=target.name,
         torch_version=torch.__version__,
         parameters=parameters,
+        buffers=buffers(first.built),
         trace=TraceRecord(
             device=traced.device,
             device_reason=traced.reason,

@@ -63,6 +63,17 @@ class Parameter:
 
 
 @dataclass(frozen=True, slots=True)
+class Buffer:
+    """A buffer of the model that its state dict holds, under its first name."""
+
+    name: str
+    aliases: tuple[str, ...]
+    shape: tuple[int, ...]
+    dtype: str
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Disagreement:
     """A parameter on which the recorded graph, autograd's graph and a real backward say different things."""
 
@@ -157,6 +168,7 @@ class Analysis:
     opaque_output: str = ""  # the type of a part of forward's return value that holds tensors DDP can't find
     outside: tuple[Outside, ...] = ()
     flow: tuple[ModuleEdge, ...] = ()  # from the loss back, last execution first
+    buffers: tuple[Buffer, ...] = ()
     adapter: str = ""  # the frameworks whose ways the trace followed, e.g. "peft, transformers"; "" for a plain module
 
     def to_json(self) -> dict[str, Any]:
@@ -172,6 +184,7 @@ class Analysis:
             way=tuple(Step(**_located(step)) for step in data["way"]),
             opaque_output=data["opaque_output"],
             adapter=data["adapter"],
+            buffers=tuple(Buffer(**_located(entry)) for entry in data["buffers"]),
             outside=tuple(Outside(**_located(entry)) for entry in data["outside"]),
             flow=tuple(ModuleEdge(**_located(edge)) for edge in data["flow"]),
             target=data["target"],

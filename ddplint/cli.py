@@ -18,7 +18,7 @@ import click
 from click.shell_completion import CompletionItem, get_completion_class
 
 import ddplint
-from ddplint import baseline, checking, decode, explain, listing, live, schema, settings, update, verify, wraps
+from ddplint import baseline, checking, decode, explain, listing, live, schema, settings, stored, update, verify, wraps
 from ddplint.callsites.find import Found
 from ddplint.checking import Options, Subject
 from ddplint.checks import registry
@@ -438,6 +438,47 @@ def _decode(ckpt: str | None, target: str | None, rules: Path | None, **how: Any
     _say_notices(analysis.notices, "", options.quiet)
     _print("".join(f"{row}\n" for row in decode.decode(text, analysis)))
     return CLEAN
+
+
+_file = click.argument("file", metavar="FILE", type=click.Path(path_type=Path))
+_key = click.option("--key", metavar="KEY", help="Where in FILE the state dict is, where it has several.")
+
+
+@_command("ckpt")
+@_file
+@_key
+@_one_type
+@_target
+@_rules
+@_tracing
+@click.option("--format", "format_", type=click.Choice(stored.FORMATS), default="text", show_default=True)
+@_output
+def _ckpt(
+    file: Path,
+    key: str | None,
+    ckpt: str | None,
+    target: str | None,
+    rules: Path | None,
+    format_: str,
+    output: Path | None,
+    **how: Any,
+) -> int:
+    """What becomes of each tensor of a checkpoint FILE in the model: loaded, dropped, mismatched, fresh, dead.
+
+    .pt, .pth, .bin, .safetensors, or the .index.json of a sharded one. No weight is loaded, and nothing in FILE is run.
+    Without --ckpt the type is found by the rule files' [checkpoint] detect.
+    """
+    project = _project(rules)
+    options = _how(project, **how)
+    if output is not None:
+        checking.refuse_missing_folder(output)
+    checkpoint, subject, found = stored.opened(file, key, project, ckpt, target)
+    with _watched("tracing", options) as watched:
+        seen = stored.look(checkpoint, subject, found, watched)
+    _say_notices(seen.analysis.notices, "", options.quiet)
+    text = stored.render(format_, seen)
+    _print(text) if output is None else checking.replace_file(output, text)
+    return FINDINGS if seen.fails else CLEAN
 
 
 @_command("init")

@@ -141,7 +141,7 @@ class UnusedRule:
 
 @dataclass(frozen=True, slots=True)
 class RuleFile:
-    """One checkpoint type. ``rename`` maps key prefixes of the checkpoint file to those of the model."""
+    """One checkpoint type. ``rename`` maps key prefixes of the checkpoint file to those of the model; False: left out."""
 
     path: str
     name: str
@@ -150,7 +150,7 @@ class RuleFile:
     target: TargetSpec
     ddp: DdpSettings
     unused: tuple[UnusedRule, ...]
-    rename: Mapping[str, str] = field(default_factory=dict)
+    rename: Mapping[str, str | bool] = field(default_factory=dict)
 
 
 _IDENTIFIER = r"[^\W\d]\w*"
@@ -185,6 +185,12 @@ def _step_fault(target: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     beside = [key for key in ("inputs", "variants", "loss") if key in target]
     if "step" in target and beside:
         yield "step", f"takes the place of inputs, variants and loss, but {' and '.join(beside)} is given too"
+
+
+def _rename_fault(checkpoint: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for prefix, other in checkpoint.get("rename", {}).items():
+        if other is True:
+            yield "rename", f"{prefix!r} is renamed to true: write the prefix that it becomes, or false to leave it out"
 
 
 _GLOB = Text("a glob over qualified names", pattern=GLOB_PATTERN, fault=glob_fault)
@@ -238,11 +244,18 @@ _CHECKPOINT = Table(
             "Globs over the keys by which a checkpoint file is known to be of this type.",
         ),
         "rename": Field(
-            MapOf(Text(), "a table of key prefixes", key=Text("a key prefix", pattern=r"[\s\S]+")),
-            "Key prefixes of the checkpoint file, and what the loader makes of them in the model.",
+            MapOf(
+                Either((Text(), Boolean()), says="a key prefix, or false"),
+                "a table of key prefixes",
+                key=Text("a key prefix", pattern=r"[\s\S]+"),
+            ),
+            "Key prefixes of the checkpoint file, and what the loader makes of them in the model: another prefix, "
+            '"" if it takes them away, false if it leaves out what has them.',
         ),
     },
     says="a table [checkpoint]",
+    fault=_rename_fault,
+    extra={"allOf": [{"properties": {"rename": {"additionalProperties": {"not": {"const": True}}}}}]},
 )
 _TARGET = Table(
     {

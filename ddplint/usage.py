@@ -7,10 +7,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
+import torch
 import torch.fx
 from torch import nn
 
-from ddplint.analysis import Cause, Disagreement, Location, Parameter, Step
+from ddplint.analysis import Buffer, Cause, Disagreement, Location, Parameter, Step
 from ddplint.graph import GradientGraph, below, op_of, refined
 from ddplint.trace.explore import Outcome
 from ddplint.trace.run import Built, Path
@@ -234,6 +235,27 @@ def describe(built: Built) -> tuple[Parameter, ...]:
             )
         )
     return tuple(found)
+
+
+def buffers(built: Built) -> tuple[Buffer, ...]:
+    """The buffers that the model's state dict holds (``persistent`` in ``Module.register_buffer``)."""
+    names: dict[int, list[str]] = {}
+    held: dict[int, torch.Tensor] = {}
+    for prefix, module in built.model.named_modules(remove_duplicate=False):
+        for name, tensor in module._buffers.items():
+            if tensor is not None and name not in module._non_persistent_buffers_set:
+                names.setdefault(id(tensor), []).append(f"{prefix}.{name}" if prefix else name)
+                held[id(tensor)] = tensor
+    return tuple(
+        Buffer(
+            first,
+            tuple(others),
+            tuple(held[known].shape),
+            str(held[known].dtype).removeprefix("torch."),
+            held[known].numel() * held[known].element_size(),
+        )
+        for known, (first, *others) in names.items()
+    )
 
 
 def settle(

@@ -18,7 +18,7 @@ from ddplint.callsites.model import Setting, Wrap
 from ddplint.checking import Options, Subject, analysed, replace_file, source_files
 from ddplint.checks import registry
 from ddplint.checks.base import Case, Finding
-from ddplint.checks.wording import count
+from ddplint.checks.wording import as_json, count, told
 from ddplint.diffs import unified
 from ddplint.errors import DdplintError
 from ddplint.fields import shown
@@ -187,10 +187,7 @@ def _text(found: Found, verdicts: Sequence[Judged]) -> Iterator[str]:
         yield ""
         yield f"{verdict.title}: find_unused_parameters {verdict.case.flag or 'not rehearsed'}"
         for finding in verdict.findings:
-            where = f"{shown(finding.location.file)}:{finding.location.line}: " if finding.location else ""
-            yield f"{where}{finding.code} {finding.name} ({finding.severity})"
-            yield f"  {finding.message}"
-            yield f"  fix: {finding.fix}"
+            yield from told(finding)
 
 
 def _flag(wrap: Wrap) -> str:
@@ -231,7 +228,7 @@ def _document(found: Found, verdicts: Sequence[Judged]) -> dict[str, Any]:
                 "ckpt": verdict.case.rules.name if verdict.case.rules else None,
                 "target": verdict.case.analysis.target,
                 "find_unused_parameters": verdict.case.flag,
-                "findings": [_finding(finding) for finding in verdict.findings],
+                "findings": [as_json(finding) for finding in verdict.findings],
             }
             for verdict in verdicts
         ],
@@ -240,19 +237,6 @@ def _document(found: Found, verdicts: Sequence[Judged]) -> dict[str, Any]:
 
 def _setting(setting: Setting) -> dict[str, str]:
     return {"state": setting.state, "expression": setting.expression}
-
-
-def _finding(finding: Finding) -> dict[str, Any]:
-    at = finding.location
-    return {
-        "code": finding.code,
-        "name": finding.name,
-        "severity": finding.severity,
-        "message": finding.message,
-        "parameters": list(finding.parameters),
-        "location": {"file": Path(shown(at.file)).as_posix(), "line": at.line} if at else None,
-        "fix": finding.fix,
-    }
 
 
 def with_source(subjects: Sequence[Subject | DdplintError], where: str) -> list[Subject]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, Protocol, TypeVar
 
 from ddplint.analysis import Analysis, Location, Parameter, Usage
 from ddplint.callsites.model import Wrap
+from ddplint.checkpoint.table import Stored
 from ddplint.rules import RuleFile, UnusedRule, matches, matching
 
 Severity = Literal["error", "warning", "info"]
@@ -49,13 +50,15 @@ class Base:
 class Case:
     """One checkpoint type (or a bare target, ``rules`` None) with what the trace found about it.
 
-    ``wraps`` are those that the project's source has for it, ``base`` what has changed since a revision.
+    ``wraps`` are those that the project's source has for it, ``base`` what has changed since a revision, ``stored`` the
+    checkpoint file that is looked at.
     """
 
     analysis: Analysis
     rules: RuleFile | None = None
     wraps: tuple[Wrap, ...] = ()
     base: Base | None = None
+    stored: Stored | None = None
 
     @property
     def entries(self) -> tuple[UnusedRule, ...]:
@@ -167,12 +170,14 @@ class Example:
 
     ``rules`` is what a rule file has after ``[target]``: the ``[[unused]]`` entries and ``[ddp]``. ``paths`` is
     the budget of the trace, if not the usual one. ``before`` is the source at the revision that it is compared with.
+    ``keys`` are the keys and shapes of the checkpoint file that it is held against, all of float32.
     """
 
     source: str
     rules: str | None = None
     paths: int | None = None
     before: str | None = None
+    keys: Mapping[str, tuple[int, ...]] | None = None
 
 
 class Check(Protocol):

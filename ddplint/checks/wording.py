@@ -5,12 +5,14 @@ from __future__ import annotations
 import functools
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import PurePath
+from pathlib import Path, PurePath
+from typing import Any
 
 from ddplint.analysis import Analysis, Cause, Disagreement, Location, Parameter, Rehearsal
-from ddplint.fields import toml
+from ddplint.checks.base import Finding
+from ddplint.fields import shown, toml
 from ddplint.globs import NameTree
 from ddplint.rules import UnusedRule
 
@@ -239,3 +241,25 @@ def toml_entry(parameters: Sequence[Parameter], analysis: Analysis) -> str:
     globs = toml(_known(_Parameters(analysis.parameters)).names.globs(names(parameters), own))
     when = '\nwhen = "sometimes"' if parameters[0].usage == "sometimes" else ""
     return f'[[unused]]\nparams = {globs}\nreason = "why they are unused"\naction = "allow"{when}'
+
+
+def told(finding: Finding) -> Iterator[str]:
+    """A finding in lines of plain text, for commands other than ``check``."""
+    where = f"{shown(finding.location.file)}:{finding.location.line}: " if finding.location else ""
+    yield f"{where}{finding.code} {finding.name} ({finding.severity})"
+    yield f"  {finding.message}"
+    yield f"  fix: {finding.fix}"
+
+
+def as_json(finding: Finding) -> dict[str, Any]:
+    """The same for programs, as the JSON report has it."""
+    at = finding.location
+    return {
+        "code": finding.code,
+        "name": finding.name,
+        "severity": finding.severity,
+        "message": finding.message,
+        "parameters": list(finding.parameters),
+        "location": {"file": Path(shown(at.file)).as_posix(), "line": at.line} if at else None,
+        "fix": finding.fix,
+    }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,11 +10,14 @@ from pathlib import Path
 import pytest
 
 from ddplint.analyse import analyse
+from ddplint.analysis import Analysis
 from ddplint.baseline import difference
+from ddplint.checkpoint.model import Checkpoint, Tensor
+from ddplint.checkpoint.table import Stored, stored
 from ddplint.checks.base import Case, Example, Finding
 from ddplint.checks.registry import all_checks, run
 from ddplint.request import Request
-from ddplint.rules import TargetSpec, load_rule_file
+from ddplint.rules import RuleFile, TargetSpec, load_rule_file
 from tests import real_ddp
 
 HEAD = """
@@ -40,7 +44,7 @@ MEANING = {
     "DDP303": {STATIC: "ok"},
 }
 # A fault that DDP does not notice, an answer that is not sure, or one that only the rule file makes a fault.
-FAULTS_WITHOUT_A_FAILURE = ("DDP102", "DDP103", "DDP105", "DDP207", "DDP301", "DDP901", "DDP902")
+FAULTS_WITHOUT_A_FAILURE = ("DDP102", "DDP103", "DDP105", "DDP207", "DDP301", "DDP402", "DDP901", "DDP902")
 
 
 @dataclass(frozen=True)
@@ -87,8 +91,20 @@ def findings(example: Example, folder: Path) -> tuple[tuple[Finding, ...], Case]
     if example.before is not None:
         _, was = findings(Example(example.before, example.rules), folder / "at_base")
         base = difference(analysis, was.analysis, rules, was.rules, "main", "0" * 40)
-    case = Case(analysis, rules, base=base)
+    case = Case(analysis, rules, base=base, stored=held(example, analysis, rules))
     return run(case), case
+
+
+def held(example: Example, analysis: Analysis, rules: RuleFile | None) -> Stored | None:
+    """The checkpoint file with the example's keys, if it has any."""
+    if example.keys is None:
+        return None
+    tensors = [
+        Tensor(key, shape, "float32", 4 * math.prod(shape), str(number))
+        for number, (key, shape) in enumerate(example.keys.items())
+    ]
+    path = Path("model.pt")
+    return stored(Checkpoint(path, "zip", tuple(tensors), (), (), (path,)), analysis, rules.rename if rules else {})
 
 
 @pytest.mark.parametrize("kept", EXAMPLES, ids=lambda kept: kept.name)

@@ -1,0 +1,235 @@
+"""A checkpoint file of whatever format, as its state dict's names, shapes and sizes. No weight is loaded, nothing is run."""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ddplint.checkpoint import safetensors
+from ddplint.checkpoint.model import ITEM_SIZES, Checkpoint, Optimizer, Place, Tensor
+from ddplint.checkpoint.pickles import Broken, Storage, View, load
+from ddplint.errors import DdplintError
+from ddplint.fields import shown
+
+LARGEST_PICKLE = 1 << 30  # bytes; that of a model with a million tensors has some forty million
+DEEPEST = 6  # levels at which a state dict or an optimizer's state is looked for
+# torch.save's first pickle before 1.6, which is a magic number (torch/serialization.py, MAGIC_NUMBER).
+_LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
+# Where training scripts and frameworks put the model, the likeliest first.
+USUAL = ("state_dict", "model_state_dict", "model", "module", "net", "network", "weights", "params")
+_KNOWN = "expected .pt, .pth or .bin as torch.save writes them, .safetensors, or a sharded file's .index.json"
+
+
+def read(path: Path, key: str | None = None) -> Checkpoint:
+    """The checkpoint in ``path``; ``key`` names the state dict ("ema.model"), where the file has several.
+
+    Raises DdplintError where the file is missing, cut off, of another format, or would run code when it is loaded.
+    """
+    where = shown(path)
+    try:
+        if path.is_dir():
+            raise DdplintError("is a folder", where=where, fix=f"name a file in it: {_KNOWN}")
+        if path.name.endswith(".index.json"):
+            return _sharded(path, key)
+        return _of_file(path, key)
+    except Broken as broken:
+        raise DdplintError(f"can't be read as a checkpoint: {broken}", where=where, fix=_KNOWN) from None
+    except OSError as error:
+        raise DdplintError(f"can't be read: {error.strerror or error}", where=where, fix="name a file that can be") from None
+    except DdplintError as error:
+        raise error if error.where else DdplintError(error.what, where=where, fix=error.fix) from None
+
+
+def _of_file(path: Path, key: str | None) -> Checkpoint:
+    with path.open("rb") as file:
+        start = file.read(32)
+    if not start:
+        raise Broken("it is empty")
+    if start.startswith(b"PK\x03\x04"):
+        return _found(path, "zip", _zipped(path), key)
+    if start.startswith(_LEGACY):
+        return _found(path, "legacy", _legacy(path), key)
+    if path.suffix == ".safetensors" or start[8:9] == b"{":
+        head = safetensors.header(path)
+        if key is not None:
+            raise DdplintError("a safetensors file is one state dict", where="--key", fix="leave it out")
+        return Checkpoint(path, "safetensors", tuple(safetensors.tensors(head.entries, path.name)), (), (), (path,))
+    if start[:1] == b"\x80":
+        raise Broken("it is a bare pickle, not what torch.save writes")
+    raise Broken("it is none that is known")
+
+
+# ---------------------------------------------------------------------- what torch.save writes
+
+
+def _zipped(path: Path) -> Any:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return _of_archive(archive)
+    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, ValueError) as error:
+        if isinstance(error, RecursionError):
+            raise Broken("it is nested too deeply") from None
+        raise Broken(f"its zip archive is not whole ({error})") from None
+
+
+def _of_archive(archive: zipfile.ZipFile) -> Any:
+    entries = {entry.filename: entry for entry in archive.infolist()}
+    pickles = [name for name in entries if name.rpartition("/")[2] == "data.pkl"]
+    if len(pickles) != 1:
+        raise Broken("its zip archive is not one of torch.save (no data.pkl)")
+    folder = pickles[0].removesuffix("data.pkl")
+    if any(name.startswith(f"{folder}code/") for name in entries):
+        raise Broken("it is a TorchScript archive, not a checkpoint")
+    if entries[pickles[0]].file_size > LARGEST_PICKLE:
+        raise Broken("its pickle is larger than any checkpoint's")
+    # zipfile reads no more than the size that the archive's own list gives
+    value = load(io.BytesIO(archive.read(pickles[0])))
+    for storage in _storages(value):
+        entry = entries.get(f"{folder}data/{storage.key}")
+        if entry is None or entry.file_size < storage.numel * ITEM_SIZES[storage.dtype]:
+            raise Broken(f"the bytes of storage {storage.key[:40]!r} are not all there")
+    return value
+
+
+def _legacy(path: Path) -> Any:
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        for _ in range(3):  # the magic number, the protocol's version, the system's properties
+            load(file)
+        value = load(file)
+        known = {storage.key: storage for storage in _storages(value)}
+        keys = load(file)
+        if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):
+            raise Broken("the list of its storages is missing")
+        for key in keys:
+            numel = int.from_bytes(file.read(8), "little")
+            if key in known and numel < known[key].numel:
+                raise Broken(f"the bytes of storage {key[:40]!r} are not all there")
+            file.seek(numel * ITEM_SIZES[known[key].dtype if key in known else "uint8"], io.SEEK_CUR)
+        if file.tell() > size or not known.keys() <= set(keys):
+            raise Broken("it was cut off")
+    return value
+
+
+def _walk(value: Any) -> Iterator[tuple[Place, Any]]:
+    """Everything in nested dicts, lists and tuples with its place, each container once, as deep as is looked for."""
+    seen: set[int] = set()
+    waiting: list[tuple[Place, Any]] = [((), value)]
+    while waiting:
+        place, item = waiting.pop()
+        yield place, item
+        if not isinstance(item, (dict, list, tuple)) or id(item) in seen or len(place) >= DEEPEST:
+            continue
+        seen.add(id(item))
+        pairs = item.items() if isinstance(item, dict) else enumerate(item)
+        waiting += [((*place, key), held) for key, held in pairs if isinstance(key, (str, int))][::-1]
+
+
+def _storages(value: Any) -> list[Storage]:
+    found: dict[int, Storage] = {}
+    for _, item in _walk(value):
+        if isinstance(item, View):
+            found[id(item.storage)] = item.storage
+    return list(found.values())
+
+
+# ---------------------------------------------------------------------- the state dict in it
+
+
+def _found(path: Path, format_: Any, value: Any, key: str | None) -> Checkpoint:
+    optimizers = tuple(found for place, item in _walk(value) if (found := _optimizer(place, item)) is not None)
+    inside = [optimizer.place for optimizer in optimizers]
+    elsewhere = [(place, item) for place, item in _walk(value) if not any(place[: len(at)] == at for at in inside)]
+    states = {place: item for place, item in elsewhere if _is_state_dict(item, mostly=True)}
+    states = states or {place: item for place, item in elsewhere if _is_state_dict(item, mostly=False)}
+    place = _chosen(states, key)
+    tensors = tuple(
+        Tensor(name, item.shape, item.dtype, item.bytes, item.storage.key)
+        for name, item in states[place].items()
+        if isinstance(item, View)
+    )
+    return Checkpoint(path, format_, tensors, place, optimizers, (path,))
+
+
+def _is_state_dict(value: Any, *, mostly: bool) -> bool:
+    """Whether ``value`` maps names to tensors: ``mostly``, or some among others."""
+    if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
+        return False
+    held = sum(isinstance(item, View) for item in value.values())
+    return held > 0 and (held * 2 >= len(value) or not mostly)
+
+
+def _chosen(states: dict[Place, Any], key: str | None) -> Place:
+    named = {".".join(map(str, place)): place for place in states}
+    if key is not None:
+        if key not in named:
+            raise DdplintError(f"no state dict at {key!r}", where="--key", fix=_of(named))
+        return named[key]
+    if not states:
+        raise Broken("it holds no state dict, no mapping of names to tensors")
+    if len(states) == 1:
+        return next(iter(states))
+    usual = [name for name in ("", *USUAL) if name in named]
+    if len(usual) != 1:
+        raise DdplintError(f"there are {len(states)} state dicts in it", fix=f"name one with --key. {_of(named)}")
+    return named[usual[0]]
+
+
+def _of(named: dict[str, Place]) -> str:
+    names = [name or '""' for name in named]
+    return f"There are: {', '.join(names[:8])}{', …' if len(names) > 8 else ''}" if names else "There is none"
+
+
+def _optimizer(place: Place, value: Any) -> Optimizer | None:
+    """``value`` as a state dict of torch.optim (torch/optim/optimizer.py, ``state_dict``); None if it is none."""
+    if not isinstance(value, dict) or not {"state", "param_groups"} <= value.keys():
+        return None
+    state, groups = value["state"], value["param_groups"]
+    if not isinstance(state, dict) or not isinstance(groups, list):
+        return None
+    numbers = []
+    for group in groups:
+        params = group.get("params") if isinstance(group, dict) else None
+        if not isinstance(params, list) or not all(type(number) is int for number in params):
+            return None
+        numbers.append(tuple(params))
+    sizes = {}
+    for number, item in state.items():
+        if type(number) is int:
+            sizes[number] = sum(held.bytes for _, held in _walk(item) if isinstance(held, View))
+    return Optimizer(place, tuple(numbers), sizes)
+
+
+# ---------------------------------------------------------------------- a file of several
+
+
+def _sharded(path: Path, key: str | None) -> Checkpoint:
+    if key is not None:
+        raise DdplintError("a sharded checkpoint is one state dict", where="--key", fix="leave it out")
+    try:
+        with path.open("rb") as file:
+            index = json.loads(file.read(safetensors.LONGEST))
+        shard_of = dict(index["weight_map"])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise Broken("it is no index of a sharded checkpoint (a JSON object with a weight_map)") from None
+    if not shard_of:
+        raise Broken("its weight_map is empty")
+    for name in shard_of.values():
+        if not isinstance(name, str) or Path(name).name != name or name in ("", ".", ".."):
+            raise Broken(f"its weight_map names {str(name)[:80]!r}, which is no file beside it")
+    files = tuple(path.parent / name for name in dict.fromkeys(shard_of.values()))
+    tensors: dict[str, Tensor] = {}
+    formats = set()
+    for file in files:
+        shard = read(file)
+        formats.add(shard.format)
+        held = {tensor.key: tensor for tensor in shard.tensors}
+        for name in (name for name, of in shard_of.items() if of == file.name):
+            if name not in held:
+                raise Broken(f"{name!r} is not in {file.name}, where its weight_map has it")
+            tensors[name] = held[name]
+    return Checkpoint(path, next(iter(formats)), tuple(tensors[name] for name in shard_of), (), (), (path, *files))
