@@ -8,6 +8,7 @@ import stat
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from ddplint import starter, worker
 from ddplint.analysis import Analysis, Parameter, TraceRecord
@@ -128,21 +129,25 @@ def refuse_unknown_codes(options: Options) -> None:
     registry.run(Case(Analysis("", "", (), trace)), options.select, options.ignore)
 
 
-def analysed(subject: Subject, options: Options, *, explain: str | None = None, rehearse: bool = False) -> Analysis:
-    """What the trace finds about ``subject``, from a worker process. Raises DdplintError.
-
-    ``explain`` names the parameter whose way is wanted; ``rehearse`` asks for DDP's own verdict too.
-    """
-    request = Request(
+def request_for(subject: Subject, options: Options, **others: Any) -> Request:
+    """What a worker is asked about ``subject``; ``others`` are further fields of a Request."""
+    return Request(
         subject.target,
         documented=tuple(glob for entry in subject.rules.unused for glob in entry.params) if subject.rules else (),
         device=options.device,
         paths=options.paths,
         ranks=options.ranks,
         steps=options.steps,
-        explain=explain,
-        rehearse=rehearse,
+        **others,
     )
+
+
+def analysed(subject: Subject, options: Options, *, explain: str | None = None, rehearse: bool = False) -> Analysis:
+    """What the trace finds about ``subject``, from a worker process. Raises DdplintError.
+
+    ``explain`` names the parameter whose way is wanted; ``rehearse`` asks for DDP's own verdict too.
+    """
+    request = request_for(subject, options, explain=explain, rehearse=rehearse)
     return worker.run(request, timeout=options.timeout, verbose=options.verbose, quiet=options.quiet, live=options.live)
 
 

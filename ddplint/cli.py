@@ -18,7 +18,21 @@ import click
 from click.shell_completion import CompletionItem, get_completion_class
 
 import ddplint
-from ddplint import baseline, checking, decode, explain, listing, live, schema, settings, stored, update, verify, wraps
+from ddplint import (
+    baseline,
+    checking,
+    decode,
+    explain,
+    listing,
+    live,
+    schema,
+    settings,
+    stored,
+    strip,
+    update,
+    verify,
+    wraps,
+)
 from ddplint.callsites.find import Found
 from ddplint.checking import Options, Subject
 from ddplint.checks import registry
@@ -479,6 +493,31 @@ def _ckpt(
     text = stored.render(format_, seen)
     _print(text) if output is None else checking.replace_file(output, text)
     return FINDINGS if seen.fails else CLEAN
+
+
+@_command("strip")
+@_file
+@click.option(
+    "-o", "--output", "output", type=click.Path(path_type=Path), metavar="OUT", required=True, help="The file to write."
+)
+@click.option("--force", is_flag=True, help="Write over OUT if it exists.")
+@_key
+@_one_type
+@_rules
+@_tracing
+def _strip(file: Path, output: Path, force: bool, key: str | None, ckpt: str | None, rules: Path | None, **how: Any) -> int:
+    """Write a checkpoint FILE without what the rule file documents as never used, optimizer state included.
+
+    OUT is there once it is proven: all that is kept is the same, and the model returns the same on its example inputs with
+    NaN in the place of what is gone. FILE is not touched.
+    """
+    project = _project(rules)
+    options = _how(project, **how)
+    checkpoint, subject, _ = stored.opened(file, key, project, ckpt, None)
+    with _watched("stripping", options) as watched:
+        done = strip.stripped(checkpoint, subject, output, force=force, options=watched)
+    _print(done.summary())
+    return CLEAN
 
 
 @_command("init")

@@ -74,12 +74,25 @@ def run(
     live: Live | None = None,
     engine: str = ENGINE,
 ) -> Analysis:
-    """The engine's answer to ``request``, from a process of its own.
+    """The engine's answer to ``request``, as ``ask`` gets it."""
+    return Analysis.from_json(ask(request, timeout=timeout, verbose=verbose, quiet=quiet, live=live, engine=engine))
+
+
+def ask(
+    request: Request,
+    *,
+    timeout: float = TIMEOUT,
+    verbose: bool = False,
+    quiet: bool = False,
+    live: Live | None = None,
+    engine: str = ENGINE,
+) -> dict[str, Any]:
+    """The engine's answer to ``request`` as JSON has it, from a process of its own.
 
     ``timeout`` is in seconds, from the start of the process. ``verbose`` lets the warnings of Python and
     PyTorch through to stderr; ``quiet`` drops all that the target prints; ``live`` gets it, and what the worker says it is
     doing, in the place of stderr. ``engine`` is "module:function",
-    Request -> Analysis. Raises DdplintError as the engine did, or where the worker left without an answer:
+    Request -> what has a ``to_json``. Raises DdplintError as the engine did, or where the worker left without an answer:
     out of time, by an exit, by a signal, with its pipe closed or spoilt; EngineError on any other exception
     of the engine.
     """
@@ -89,7 +102,8 @@ def run(
         with contextlib.suppress(subprocess.TimeoutExpired):
             worker.keeper.wait(_GRACE)
     if "analysis" in outcome:
-        return Analysis.from_json(outcome["analysis"])
+        answer: dict[str, Any] = outcome["analysis"]
+        return answer
     if "error" in outcome:
         raise DdplintError(**outcome["error"])
     if "exit" in outcome:

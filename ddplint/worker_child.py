@@ -29,7 +29,6 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from ddplint import stages
-from ddplint.analysis import Analysis
 from ddplint.errors import DdplintError
 from ddplint.request import Request
 
@@ -171,10 +170,10 @@ def _outcome(engine: str, message: dict[str, Any]) -> str:
         return json.dumps({"exit": _description(error)})
 
 
-def _engine(name: str) -> Callable[[Request], Analysis]:
+def _engine(name: str) -> Callable[[Request], Any]:
     module, _, function = name.partition(":")
     try:
-        engine: Callable[[Request], Analysis] = getattr(importlib.import_module(module), function)
+        engine: Callable[[Request], Any] = getattr(importlib.import_module(module), function)
     except (ImportError, OSError) as error:
         raise DdplintError(
             f"PyTorch, or what the trace needs beside it, can't be imported: {_one_line(error)}",

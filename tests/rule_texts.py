@@ -135,7 +135,7 @@ WRONG = [
     ),
     (
         HEAD.replace('"x"', '"x"\nrename = { "a." = true }'),
-        "1: checkpoint.rename: 'a.' is renamed to true: write the prefix that it becomes, or false to leave it out",
+        "3: checkpoint.rename: 'a.' is renamed to true: write the prefix that it becomes, or false to leave it out",
     ),
     (HEAD.replace("a:b", "a"), f'4: target.factory: expected {REFERENCE}, got "a"'),
     (HEAD.replace("a:b", "a b:c"), f'4: target.factory: expected {REFERENCE}, got "a b:c"'),
