@@ -1,0 +1,455 @@
+"""What a run looks at: recorded while it runs, in the command's own process and in its workers.
+
+Python's audit events tell of files that are opened, folders that are listed, extension modules, and what leaves the process
+(other processes, the network). They don't tell of ``os.stat``, of environment variables and of searches for modules, so
+these are watched by wrappers and by a finder that finds nothing. What is out of sight (files that native code opens, the
+clock, the hardware) is listed in ``docs/cache.md``.
+
+Everything is fingerprinted when it is seen first, and again at the end (``Recorder.changed``): what differs then was
+changed under the run, and an answer made of both belongs to neither.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, ItemsView, Iterator, Sequence, ValuesView
+from typing import Any
+
+from ddplint import fingerprints
+
+SETTLED = 2_000_000_000  # nanoseconds: some file systems count in seconds, and can't tell a later change from an earlier one
+
+Seen = dict[str, Any]  # JSON-ready: what a recorder has, for another one
+
+_OF_THE_MACHINE, _OF_ANY = ("/proc/", "/sys/", "/dev/"), "/dev/shm/"
+_LEAVES = {
+    "subprocess.Popen": "starts a process",
+    "os.system": "starts a process",
+    "os.exec": "starts a process",
+    "os.posix_spawn": "starts a process",
+    "os.fork": "starts a process",
+    "os.forkpty": "starts a process",
+    "socket.connect": "uses the network",
+    "socket.sendto": "uses the network",
+    "socket.getaddrinfo": "uses the network",
+    "socket.gethostbyname": "uses the network",
+}
+# What these ask other programs for is the system's own: its name, its libraries.
+_ASK_THE_SYSTEM = ("ctypes/util.py", "platform.py", "uuid.py")
+# Who lists a folder from here learns names and kinds; anybody else may look at sizes and times as well.
+_LIST_NAMES = ("glob.py", "pathlib.py", "_local.py", "_abc.py", "_types.py", "os.py", "shutil.py", "pkgutil.py")
+_LIST_DISTRIBUTIONS = os.path.join("importlib", "metadata", "__init__.py")
+_ASK_WHETHER = frozenset(
+    ("exists", "lexists", "isfile", "isdir", "islink", "ismount", "is_file", "is_dir", "is_symlink", "is_mount")
+    + ("realpath", "_joinrealpath", "resolve", "checkcache", "updatecache")
+)
+_FIND_THEIR_OWN = ("tqdm/utils.py",)  # goes through all variables for those of a prefix, which cache.PREFIXES has
+# Their native code opens files by name, which no event tells of. The last two come with every transformers model, which
+# looks for its files from Python first: only a project that names them itself is meant.
+_NATIVE = frozenset(
+    ("cv2", "decord", "duckdb", "faiss", "h5py", "lmdb", "netCDF4", "polars", "pyarrow", "rdkit", "sentencepiece", "tables")
+    + ("tensorflow", "torchcodec", "xgboost")
+)
+_NATIVE_IF_NAMED = ("safetensors", "tokenizers")
+
+
+class Recorder:
+    """What this process has looked at since ``start``, by kind and path, as it was when it was seen first.
+
+    ``variables`` are the names of environment variables that were read; ``everything``: all of them were. ``reasons``
+    say why the run can't be repeated from its inputs, if so.
+    """
+
+    def __init__(self) -> None:
+        self.began = time.time_ns()
+        self.tables: dict[str, dict[str, str]] = {kind: {} for kind in fingerprints.KINDS}
+        self.searches: dict[str, dict[str, str]] = {}  # folder -> module -> what the search came upon there
+        self.variables: set[str] = set()
+        self.everything = False
+        self.reasons: dict[str, None] = {}
+        self._own: set[str] = set()  # files and folders that the run itself made
+        self._set: set[str] = set()  # variables that the run itself has set
+        self._busy = threading.local()
+        self._endings = fingerprints.suffixes()
+        self._listings: dict[str, tuple[str, dict[str, list[str]]]] = {}
+        self._paths: set[str] = set()  # entries of sys.path whose distributions were looked at
+        self._running = False
+
+    def start(self) -> None:
+        """Watch this process from now on. What it has imported already is seen now."""
+        self._running = True
+        for root in (sys.prefix, sys.exec_prefix):
+            self.see("files", os.path.join(root, "pyvenv.cfg"))
+        self.see("files", os.path.realpath(sys.executable))
+        self._see_modules()
+        for name in [module for module in sys.modules if "." not in module]:
+            self._search(name, None)
+        handlers: dict[str, Callable[..., None]] = {
+            "open": self._opened,
+            "os.listdir": self._listed,
+            "os.scandir": self._listed,
+            "os.mkdir": lambda path, *_: self._made(path),
+            "os.rename": self._renamed,
+            "import": lambda module, file, *_: self._file(file),
+            "ctypes.dlopen": lambda name: self._file(name) if isinstance(name, str) and os.sep in name else None,
+            "sqlite3.connect": lambda name: self._file(name),
+        }
+        handlers |= {event: functools.partial(self._left, what) for event, what in _LEAVES.items()}
+
+        def hook(event: str, arguments: tuple[Any, ...]) -> None:
+            handler = handlers.get(event)
+            if handler is not None and self._running:
+                with self._aside() as free:
+                    if free:
+                        handler(*arguments)
+
+        sys.addaudithook(hook)
+        sys.meta_path.insert(0, _Finder(self._search_aside))
+        self._watch_stat()
+        self._watch_environment()
+
+    def stop(self) -> None:
+        """Record no more; the last look at what is imported."""
+        if self._running:
+            self._see_modules()
+            self._see_native()
+        self._running = False
+
+    @contextlib.contextmanager
+    def unseen(self) -> Iterator[None]:
+        """What this thread does inside the block is ddplint's own business."""
+        before = getattr(self._busy, "on", False)
+        self._busy.on = True
+        try:
+            yield
+        finally:
+            self._busy.on = before
+
+    def seen(self) -> Seen:
+        """All of it, JSON-ready."""
+        return {
+            "tables": self.tables,
+            "searches": self.searches,
+            "variables": sorted(self.variables),
+            "everything": self.everything,
+            "reasons": list(self.reasons),
+        }
+
+    def take(self, seen: Seen) -> None:
+        """Add what another process of the same run has seen; where both differ, something was changed between them."""
+        for kind, table in seen["tables"].items():
+            for path, value in table.items():
+                if self.tables[kind].setdefault(path, value) != value:
+                    self._changed(path)
+        for folder, modules in seen["searches"].items():
+            known = self.searches.setdefault(folder, {})
+            for module, value in modules.items():
+                if known.setdefault(module, value) != value:
+                    self._changed(os.path.join(folder, module))
+        self.variables.update(seen["variables"])
+        self.everything = self.everything or seen["everything"]
+        self.reasons.update(dict.fromkeys(seen["reasons"]))
+
+    def see(self, kind: str, path: str) -> None:
+        """Note the state of ``path``, unless it is known already or was made by the run."""
+        table = self.tables[kind]
+        if path not in table and not self._is_own(path) and not _is_of_the_machine(path):
+            table[path] = fingerprints.KINDS[kind](path)
+
+    def changed(self) -> tuple[str, ...]:
+        """Why the answer can't be given again: the reasons found while it ran, and what has been changed since."""
+        for kind, table in self.tables.items():
+            for path, value in table.items():
+                if fingerprints.KINDS[kind](path) != value or self._is_recent(kind, path, value):
+                    self._changed(path)
+        for folder, modules in self.searches.items():
+            known = fingerprints.candidates(fingerprints.listed(folder), self._endings)
+            for module, value in modules.items():
+                if fingerprints.of_search(folder, known.get(module, []), self._endings) != value:
+                    self._changed(os.path.join(folder, module))
+        return tuple(self.reasons)
+
+    def _is_recent(self, kind: str, path: str, value: str) -> bool:
+        """Whether ``path`` was changed so late that ``value`` need not be what the run has read."""
+        if kind not in ("files", "folders") or value in (fingerprints.ABSENT, fingerprints.FOLDER, fingerprints.SPECIAL):
+            return False
+        try:
+            found = os.stat(path)
+        except OSError:
+            return True
+        limit = self.began if value.startswith("b:") else self.began - SETTLED
+        return max(found.st_mtime_ns if kind == "folders" or value.startswith("s:") else 0, found.st_ctime_ns) > limit
+
+    def _changed(self, path: str) -> None:
+        self.reasons.setdefault(f"{path} was changed just now, or while it ran")
+
+    @contextlib.contextmanager
+    def _aside(self) -> Iterator[bool]:
+        """Whether this thread is not recording something already; it is while the block runs."""
+        if getattr(self._busy, "on", False):
+            yield False
+            return
+        self._busy.on = True
+        try:
+            yield True
+        finally:
+            self._busy.on = False
+
+    def _see_modules(self) -> None:
+        for module in list(sys.modules.values()):
+            spec = getattr(module, "__spec__", None)
+            for file in {getattr(module, "__file__", None), getattr(spec, "origin", None)}:
+                if isinstance(file, str) and os.path.isabs(file):
+                    self._file(file)
+
+    def _see_native(self) -> None:
+        for name in sorted(_NATIVE & set(sys.modules)):
+            self.reasons.setdefault(f"{name} is imported, which opens files that are not seen")
+        for name in [name for name in _NATIVE_IF_NAMED if name in sys.modules]:
+            for path in [path for path in self.tables["files"] if path.endswith(".py") and not fingerprints.is_installed(path)]:
+                with contextlib.suppress(OSError), open(path, "rb") as file:
+                    if not _is_ours(path) and name.encode() in file.read():
+                        self.reasons.setdefault(f"{path} names {name}, which opens files that are not seen")
+
+    def _file(self, path: Any) -> None:
+        name = _absolute(path)
+        if name is None:
+            return
+        folder, base = os.path.split(name)
+        if base.endswith(".pyc") and os.path.basename(folder) == "__pycache__":  # Python holds it against its source
+            name = os.path.join(os.path.dirname(folder), f"{base.partition('.')[0]}.py")
+        self.see("files", name)
+
+    def _opened(self, path: Any, mode: str | None, flags: int) -> None:
+        name = _absolute(path)
+        temporary = getattr(os, "O_TMPFILE", 0)
+        if name is None or (temporary and flags & temporary == temporary):
+            return
+        there = os.path.lexists(name)
+        if flags & os.O_EXCL or (flags & os.O_WRONLY and not there):
+            wholly_own = not there
+        else:
+            wholly_own = bool(flags & os.O_TRUNC) and (not there or os.access(name, os.W_OK))
+        if wholly_own:
+            self._own.add(name)
+        elif not flags & os.O_WRONLY:
+            self._file(name)
+
+    def _made(self, path: Any) -> None:
+        name = _absolute(path)
+        if name is not None and not os.path.lexists(name):
+            self._own.add(name)
+
+    def _renamed(self, source: Any, target: Any, *_: Any) -> None:
+        before, after = _absolute(source), _absolute(target)
+        if before is not None and after is not None and self._is_own(before):
+            self._own.add(after)
+
+    def _is_own(self, path: str) -> bool:
+        while self._own and path not in self._own:
+            folder = os.path.dirname(path)
+            if folder == path:
+                return False
+            path = folder
+        return bool(self._own)
+
+    def _listed(self, path: Any = None) -> None:
+        name = _absolute("." if path is None else path)
+        caller = _caller()
+        if name is None or caller.startswith("<frozen"):  # the search for a module: the finder knows which
+            return
+        if caller.endswith(_LIST_DISTRIBUTIONS):
+            self._see_distributions(name)
+            return
+        only_names = caller.startswith(_LIBRARY) and os.path.basename(caller) in _LIST_NAMES
+        self.see("names" if only_names or fingerprints.is_installed(name) else "entries", name)
+
+    def _left(self, what: str, *_: Any) -> None:
+        frame = sys._getframe(1)
+        while frame is not None:
+            if frame.f_code.co_filename.startswith(_LIBRARY) and frame.f_code.co_filename.endswith(_ASK_THE_SYSTEM):
+                return
+            frame = frame.f_back  # type: ignore[assignment]
+        self.reasons.setdefault(f"the target {what}")
+
+    def _search_aside(self, name: str, path: Sequence[str] | None) -> None:
+        if self._running:
+            with self._aside() as free:
+                if free:
+                    self._search(name, path)
+
+    def _search(self, name: str, path: Sequence[str] | None) -> None:
+        """A module is looked for: in each folder, what has its name counts, and that nothing else has."""
+        module = name.rpartition(".")[2]
+        for entry in list(sys.path if path is None else path):
+            folder = _absolute(entry or ".")
+            if folder is None:
+                continue
+            if path is None and folder not in self._paths:
+                self._paths.add(folder)
+                self._see_distributions(folder)
+            if fingerprints.is_installed(folder + os.sep):
+                self.see("folders", folder)
+            elif module not in (known := self.searches.setdefault(folder, {})):
+                known[module] = fingerprints.of_search(folder, self._candidates(folder).get(module, []), self._endings)
+
+    def _candidates(self, folder: str) -> dict[str, list[str]]:
+        """What modules may be in ``folder``, listed anew when its time has changed. A change that is missed shows at the end."""
+        state = fingerprints.of_folder(folder)
+        if folder not in self._listings or self._listings[folder][0] != state:
+            self._listings[folder] = state, fingerprints.candidates(fingerprints.listed(folder), self._endings)
+        return self._listings[folder][1]
+
+    def _see_distributions(self, folder: str) -> None:
+        self.see("distributions", folder)
+        for name in self.tables["distributions"].get(folder, "").split("|"):
+            if name.endswith((".pth", ".egg-link")):
+                self.see("files", os.path.join(folder, name))
+            elif name.endswith((".dist-info", ".egg-info")):
+                for file in ("METADATA", "PKG-INFO", "RECORD"):
+                    if os.path.isfile(os.path.join(folder, name, file)):
+                        self.see("files", os.path.join(folder, name, file))
+
+    def _watch_stat(self) -> None:
+        def watched(plain: Callable[..., Any], see: Callable[[str, str], None]) -> Callable[..., Any]:
+            @functools.wraps(plain)
+            def call(*arguments: Any, **options: Any) -> Any:
+                if self._running and options.get("dir_fd") is None:
+                    with self._aside() as free:
+                        path = _absolute(arguments[0] if arguments else options.get("path")) if free else None
+                        if path is not None:
+                            see(path, _asker())
+                return plain(*arguments, **options)
+
+            for supported in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks, os.supports_effective_ids):
+                if plain in supported:
+                    supported.add(call)
+            return call
+
+        def looked_at(path: str, asker: str) -> None:
+            self.see("files", path)
+            if asker not in _ASK_WHETHER:
+                self.see("times", path)
+
+        def link_looked_at(path: str, asker: str) -> None:
+            link_read(path, asker)
+            looked_at(path, asker)
+
+        def link_read(path: str, asker: str) -> None:
+            if not fingerprints.is_installed(path):
+                self.see("links", path)
+
+        os.stat = watched(os.stat, looked_at)
+        os.access = watched(os.access, lambda path, asker: self.see("files", path))
+        os.lstat = watched(os.lstat, link_looked_at)
+        os.readlink = watched(os.readlink, link_read)
+
+    def _watch_environment(self) -> None:
+        kind: Any = type(os.environ)
+        get, put, delete, names = kind.__getitem__, kind.__setitem__, kind.__delitem__, kind.__iter__
+
+        by_each = (ItemsView.__iter__.__code__, ValuesView.__iter__.__code__)
+
+        def noted(key: Any) -> str:
+            return os.fsdecode(key) if isinstance(key, (str, bytes)) else ""
+
+        def read(environment: Any, key: Any) -> Any:
+            if self._running and not getattr(self._busy, "on", False) and sys._getframe(1).f_code not in by_each:
+                self.variables.update({noted(key)} - self._set)
+            return get(environment, key)
+
+        def write(environment: Any, key: Any, value: Any) -> None:
+            if self._running:
+                self._set.add(noted(key))
+            put(environment, key, value)
+
+        def remove(environment: Any, key: Any) -> None:
+            delete(environment, key)
+            if self._running:
+                self._set.add(noted(key))
+
+        def every(environment: Any) -> Any:
+            if self._running and not getattr(self._busy, "on", False) and not _caller().endswith(_FIND_THEIR_OWN):
+                self.everything = True
+            return names(environment)
+
+        kind.__getitem__, kind.__setitem__, kind.__delitem__, kind.__iter__ = read, write, remove, every
+
+
+class _Finder:
+    """Stands before the other finders, and is asked for every module that is not imported yet. Finds none."""
+
+    def __init__(self, search: Callable[[str, Sequence[str] | None], None]) -> None:
+        self._search = search
+
+    def find_spec(self, name: str, path: Sequence[str] | None = None, target: object = None) -> None:
+        """Note that ``name`` is looked for, in ``path`` or on ``sys.path``."""
+        self._search(name, path)
+
+
+_LIBRARY = os.path.dirname(os.__file__) + os.sep
+_BETWEEN = (__file__, contextlib.__file__, "<frozen _collections_abc>")
+_OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
+
+
+def _is_ours(path: str) -> bool:
+    return path.startswith(_OURS)
+
+
+def _absolute(path: Any) -> str | None:
+    """``path`` from the root; None for a file descriptor, and what is no path."""
+    try:
+        name = os.fsdecode(path)
+        return os.path.abspath(name) if name else None
+    except (TypeError, ValueError, OSError):
+        return None
+
+
+def _is_of_the_machine(path: str) -> bool:
+    return path.startswith(_OF_THE_MACHINE) and not path.startswith(_OF_ANY)
+
+
+def _caller() -> str:
+    """The file of the nearest frame outside of this module."""
+    frame = sys._getframe(1)
+    while frame.f_code.co_filename in _BETWEEN and frame.f_back is not None:
+        frame = frame.f_back
+    return frame.f_code.co_filename
+
+
+def _asker() -> str:
+    """The function outside of this module that asked for a file's state, past what pathlib puts between."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and (
+        frame.f_code.co_filename in _BETWEEN or frame.f_code.co_name in ("stat", "lstat")
+    ):
+        frame = frame.f_back
+    return frame.f_code.co_name if frame.f_code.co_filename.startswith((_LIBRARY, "<frozen")) else ""
+
+
+_recorder: Recorder | None = None
+
+
+def record() -> Recorder:
+    """Start a recorder for the whole of this process. It can't be taken away again, only stopped."""
+    global _recorder
+    _recorder = Recorder()
+    _recorder.start()
+    return _recorder
+
+
+def recorder() -> Recorder | None:
+    """The recorder that is running in this process, if one is."""
+    return _recorder
+
+
+@contextlib.contextmanager
+def unseen() -> Iterator[None]:
+    """As ``Recorder.unseen``, where one may be running."""
+    with _recorder.unseen() if _recorder is not None else contextlib.nullcontext():
+        yield
