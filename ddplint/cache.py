@@ -17,11 +17,11 @@ import stat
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
 
 import ddplint
 from ddplint import files, fingerprints
 
+TYPE_CHECKING = False  # as in typing, which would take longer than all of the rest
 if TYPE_CHECKING:
     from ddplint.inputs import Recorder
 
@@ -30,9 +30,9 @@ _MARK = "ddplint cache 1"
 _NAME = ".entry"
 _STALE = 3600.0  # seconds after which a draft is nobody's any more
 
-# Variables that C code may read: getenv(3) leaves no trace. TQDM_: tqdm goes through all variables for these.
+# Variables that C code may read (getenv(3) leaves no trace), and those that tqdm and networkx look for among all.
 PREFIXES = (
-    *("PYTHON", "LD_", "DYLD_", "LC_", "LANG", "TZ", "MALLOC_", "TQDM_"),
+    *("PYTHON", "LD_", "DYLD_", "LC_", "LANG", "TZ", "MALLOC_", "TQDM_", "NETWORKX_"),
     *("TORCH", "PYTORCH", "ATEN_", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "NCCL_", "GLOO_", "CUDA_", "HIP_", "ROCR_", "XLA_"),
 )
 _ASCII = ("ascii", "us-ascii", "646", "ansi_x3.4-1968")  # what click writes to such a stream as UTF-8

@@ -18,7 +18,7 @@ import click
 from click.shell_completion import CompletionItem, get_completion_class
 
 import ddplint
-from ddplint import baseline, cache, checking, decode, explain, listing, live, schema, settings, update, verify, wraps
+from ddplint import baseline, cache, checking, decode, explain, inputs, listing, live, schema, settings, update, verify, wraps
 from ddplint.callsites.find import Found
 from ddplint.checking import Options, Subject
 from ddplint.checks import registry
@@ -304,6 +304,7 @@ def _check(
         raise DdplintError("--statistics is for --format text", fix="leave one of them out")
     if output is not None:
         checking.refuse_missing_folder(output)
+        inputs.disown(str(output))
     subjects = _meant(project, ckpt, every, target)
     with baseline.optional(project, Path.cwd(), rules, base) as old:
         results, unchecked = _results(subjects, options, old)

@@ -8,10 +8,13 @@ from __future__ import annotations
 import io
 import os
 import sys
-from typing import NoReturn
 
 from ddplint import cache, files
 from ddplint.errors import unwritten
+
+TYPE_CHECKING = False  # as in typing, which would take longer than all of the rest
+if TYPE_CHECKING:
+    from typing import NoReturn
 
 
 def main() -> NoReturn:

@@ -41,14 +41,15 @@ _LEAVES = {
 }
 # What these ask other programs for is the system's own: its name, its libraries.
 _ASK_THE_SYSTEM = ("ctypes/util.py", "platform.py", "uuid.py")
-# Who lists a folder from here learns names and kinds; anybody else may look at sizes and times as well.
+# Who calls os.scandir from here learns names and kinds; anybody else may look at sizes and times as well.
 _LIST_NAMES = ("glob.py", "pathlib.py", "_local.py", "_abc.py", "_types.py", "os.py", "shutil.py", "pkgutil.py")
 _LIST_DISTRIBUTIONS = os.path.join("importlib", "metadata", "__init__.py")
 _ASK_WHETHER = frozenset(
     ("exists", "lexists", "isfile", "isdir", "islink", "ismount", "is_file", "is_dir", "is_symlink", "is_mount")
     + ("realpath", "_joinrealpath", "resolve", "checkcache", "updatecache")
 )
-_FIND_THEIR_OWN = ("tqdm/utils.py",)  # goes through all variables for those of a prefix, which cache.PREFIXES has
+# These go through all variables for those with their own prefixes, which cache.PREFIXES has.
+_FIND_THEIR_OWN = ("tqdm/utils.py", "networkx/utils/backends.py")
 # Their native code opens files by name, which no event tells of. The last two come with every transformers model, which
 # looks for its files from Python first: only a project that names them itself is meant.
 _NATIVE = frozenset(
@@ -92,7 +93,7 @@ class Recorder:
         handlers: dict[str, Callable[..., None]] = {
             "open": self._opened,
             "os.listdir": self._listed,
-            "os.scandir": self._listed,
+            "os.scandir": functools.partial(self._listed, only_names=False),
             "os.mkdir": lambda path, *_: self._made(path),
             "os.rename": self._renamed,
             "import": lambda module, file, *_: self._file(file),
@@ -160,6 +161,14 @@ class Recorder:
         table = self.tables[kind]
         if path not in table and not self._is_own(path) and not _is_of_the_machine(path):
             table[path] = fingerprints.KINDS[kind](path)
+
+    def disown(self, path: str) -> None:
+        """``path`` is where this process writes: what it was before is no input. (A target that reads it makes it one.)"""
+        name = os.path.realpath(path)
+        for known in {name, os.path.abspath(path)}:
+            self._own.add(known)
+            for table in self.tables.values():
+                table.pop(known, None)
 
     def changed(self) -> tuple[str, ...]:
         """Why the answer can't be given again: the reasons found while it ran, and what has been changed since."""
@@ -258,7 +267,7 @@ class Recorder:
             path = folder
         return bool(self._own)
 
-    def _listed(self, path: Any = None) -> None:
+    def _listed(self, path: Any = None, only_names: bool = True) -> None:
         name = _absolute("." if path is None else path)
         caller = _caller()
         if name is None or caller.startswith("<frozen"):  # the search for a module: the finder knows which
@@ -266,7 +275,7 @@ class Recorder:
         if caller.endswith(_LIST_DISTRIBUTIONS):
             self._see_distributions(name)
             return
-        only_names = caller.startswith(_LIBRARY) and os.path.basename(caller) in _LIST_NAMES
+        only_names = only_names or (caller.startswith(_LIBRARY) and os.path.basename(caller) in _LIST_NAMES)
         self.see("names" if only_names or fingerprints.is_installed(name) else "entries", name)
 
     def _left(self, what: str, *_: Any) -> None:
@@ -453,3 +462,9 @@ def unseen() -> Iterator[None]:
     """As ``Recorder.unseen``, where one may be running."""
     with _recorder.unseen() if _recorder is not None else contextlib.nullcontext():
         yield
+
+
+def disown(path: str) -> None:
+    """As ``Recorder.disown``, where one may be running."""
+    if _recorder is not None:
+        _recorder.disown(path)
