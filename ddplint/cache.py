@@ -1,4 +1,4 @@
-"""Answers that are kept: what a ``check`` has printed, with everything that it looked at; given again while all that is the same.
+"""Answers that are kept: what a ``check`` has printed, and all that it looked at; given again while that is the same.
 
 An entry is found by what is known before anything is read: the arguments, the working folder, this Python and ddplint, where
 the output goes. In it are the inputs (``ddplint.inputs``) with their fingerprints. Each is looked at again, and a single one
@@ -33,7 +33,8 @@ _STALE = 3600.0  # seconds after which a draft is nobody's any more
 # Variables that C code may read (getenv(3) leaves no trace), and those that tqdm and networkx look for among all.
 PREFIXES = (
     *("PYTHON", "LD_", "DYLD_", "LC_", "LANG", "TZ", "MALLOC_", "TQDM_", "NETWORKX_"),
-    *("TORCH", "PYTORCH", "ATEN_", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "NCCL_", "GLOO_", "CUDA_", "HIP_", "ROCR_", "XLA_"),
+    *("TORCH", "PYTORCH", "ATEN_", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "NCCL_", "GLOO_"),
+    *("CUDA_", "HIP_", "ROCR_", "XLA_"),
 )
 _ASCII = ("ascii", "us-ascii", "646", "ansi_x3.4-1968")  # what click writes to such a stream as UTF-8
 _BOOKKEEPING = frozenset(("_", "OLDPWD", "PWD", "SHLVL"))  # the shell's own; the working folder is in the key
@@ -48,7 +49,9 @@ class Answer:
 
     __slots__ = ("code", "err", "files", "out")
 
-    def __init__(self, out: str = "", err: str = "", files: tuple[tuple[str, str], ...] = (), code: int | None = None) -> None:
+    def __init__(
+        self, out: str = "", err: str = "", files: tuple[tuple[str, str], ...] = (), code: int | None = None
+    ) -> None:
         self.out, self.err, self.files, self.code = out, err, files, code
 
 
@@ -124,7 +127,7 @@ def find(place: Place) -> Answer | str:
         entry = json.loads(body)
         if entry["key"] != place.key:
             return "there is no entry"
-        changed = _difference(entry)
+        changed = _difference(entry["variables"], entry["tables"], entry["searches"])
         if changed:
             return changed
         answer = entry["answer"]
@@ -138,18 +141,18 @@ def find(place: Place) -> Answer | str:
     return found
 
 
-def _difference(entry: dict[str, dict[str, dict[str, str]]]) -> str:
+def _difference(variables: dict[str, str], tables: dict[str, dict[str, str]], searches: dict[str, dict[str, str]]) -> str:
     """What has changed since the entry was made; "" for nothing."""
-    for name, value in entry["variables"].items():
+    for name, value in variables.items():
         if _of_variable(name) != value:
-            return f"{name or 'one of the environment variables'} has changed"
-    for kind, table in entry["tables"].items():
+            return f"the environment ({name}) has changed"
+    for kind, table in tables.items():
         look = fingerprints.KINDS[kind]
         for path, value in table.items():
             if look(path) != value:
                 return f"{path} has changed"
     endings = fingerprints.suffixes()
-    for where, modules in entry["searches"].items():
+    for where, modules in searches.items():
         known = fingerprints.candidates(fingerprints.listed(where), endings)
         without = set(modules.pop("", "").split())
         for module in without & known.keys():
@@ -207,7 +210,6 @@ def keep(place: Place, answer: Answer, recorder: Recorder, environment: Mapping[
         return "the environment was changed by the run"
     entry = {
         "key": place.key,
-        "made": time.time(),
         "variables": {name: _of_variable(name) for name in sorted(recorder.variables | patterns)},
         "tables": recorder.tables,
         "searches": {where: _short(modules) for where, modules in recorder.searches.items()},

@@ -6,7 +6,6 @@ import contextlib
 import functools
 import io
 import json
-import os
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,7 +17,21 @@ import click
 from click.shell_completion import CompletionItem, get_completion_class
 
 import ddplint
-from ddplint import baseline, cache, checking, decode, explain, inputs, listing, live, schema, settings, update, verify, wraps
+from ddplint import (
+    baseline,
+    cache,
+    checking,
+    decode,
+    explain,
+    inputs,
+    listing,
+    live,
+    schema,
+    settings,
+    update,
+    verify,
+    wraps,
+)
 from ddplint.callsites.find import Found
 from ddplint.checking import Options, Subject
 from ddplint.checks import registry

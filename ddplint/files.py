@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import stat
 
-
 DRAFT = ".tmp"  # how a draft's name ends
 
 
 def replace(path: str, data: bytes, permissions: int = 0o666) -> None:
     """Write ``data`` to ``path`` by a draft that is renamed; a link stays one, and so do the file's permissions.
 
-    ``permissions`` are a new file's, before the umask. Into what is no regular file (a pipe, /dev/stderr) it goes as it is. Raises OSError.
+    ``permissions`` are a new file's, before the umask. Into what is no regular file (a pipe, /dev/stderr) it goes as it
+    is. Raises OSError.
     """
     path = os.path.realpath(path)
     try:

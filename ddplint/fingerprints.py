@@ -11,7 +11,7 @@ import stat
 import sys
 
 ABSENT, FOLDER, SPECIAL = "absent", "folder", "special"
-LARGE = 1 << 20  # bytes above which a file is known by its stat and not by its content
+LARGE = 1 << 18  # bytes above which a file is known by its stat and not by its content
 
 _LIBRARY = os.path.dirname(os.__file__) + os.sep
 _PACKAGES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")

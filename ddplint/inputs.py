@@ -12,12 +12,14 @@ changed under the run, and an answer made of both belongs to neither.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import functools
 import os
 import sys
 import threading
 import time
 from collections.abc import Callable, ItemsView, Iterator, Sequence, ValuesView
+from types import FrameType
 from typing import Any
 
 from ddplint import fingerprints
@@ -45,18 +47,24 @@ _ASK_THE_SYSTEM = ("ctypes/util.py", "platform.py", "uuid.py")
 _LIST_NAMES = ("glob.py", "pathlib.py", "_local.py", "_abc.py", "_types.py", "os.py", "shutil.py", "pkgutil.py")
 _LIST_DISTRIBUTIONS = os.path.join("importlib", "metadata", "__init__.py")
 _ASK_WHETHER = frozenset(
-    ("exists", "lexists", "isfile", "isdir", "islink", "ismount", "is_file", "is_dir", "is_symlink", "is_mount")
-    + ("realpath", "_joinrealpath", "resolve", "checkcache", "updatecache")
+    (
+        *("exists", "lexists", "isfile", "isdir", "islink", "ismount"),
+        *("is_file", "is_dir", "is_symlink", "is_mount"),
+        *("realpath", "_joinrealpath", "resolve", "checkcache", "updatecache"),
+    )
 )
 # These go through all variables for those with their own prefixes, which cache.PREFIXES has.
 _FIND_THEIR_OWN = ("tqdm/utils.py", "networkx/utils/backends.py")
 # Their native code opens files by name, which no event tells of. The last two come with every transformers model, which
 # looks for its files from Python first: only a project that names them itself is meant.
-_NATIVE = frozenset(
-    ("cv2", "decord", "duckdb", "faiss", "h5py", "lmdb", "netCDF4", "polars", "pyarrow", "rdkit", "sentencepiece", "tables")
-    + ("tensorflow", "torchcodec", "xgboost")
+_NATIVE = (
+    *("cv2", "decord", "duckdb", "faiss", "h5py", "lmdb", "netCDF4", "polars", "pyarrow", "rdkit", "sentencepiece"),
+    *("tables", "tensorflow", "torchcodec", "xgboost"),
 )
 _NATIVE_IF_NAMED = ("safetensors", "tokenizers")
+# Imported when the first process is started, which is done without an event.
+_STARTERS = ("multiprocessing.popen_fork", "multiprocessing.popen_forkserver", "multiprocessing.popen_spawn_posix")
+_OWN_FILES = 5000  # of the project; a run that looks at more (a data set's images, say) is not kept
 
 
 class Recorder:
@@ -79,6 +87,7 @@ class Recorder:
         self._endings = fingerprints.suffixes()
         self._listings: dict[str, tuple[str, dict[str, list[str]]]] = {}
         self._paths: set[str] = set()  # entries of sys.path whose distributions were looked at
+        self._left_to_read = _OWN_FILES
         self._running = False
 
     def start(self) -> None:
@@ -118,6 +127,7 @@ class Recorder:
         """Record no more; the last look at what is imported."""
         if self._running:
             self._see_modules()
+            self._see_held()
             self._see_native()
         self._running = False
 
@@ -134,8 +144,8 @@ class Recorder:
     def seen(self) -> Seen:
         """All of it, JSON-ready."""
         return {
-            "tables": self.tables,
-            "searches": self.searches,
+            "tables": {kind: dict(table) for kind, table in self.tables.items()},
+            "searches": {folder: dict(modules) for folder, modules in self.searches.items()},
             "variables": sorted(self.variables),
             "everything": self.everything,
             "reasons": list(self.reasons),
@@ -160,7 +170,11 @@ class Recorder:
         """Note the state of ``path``, unless it is known already or was made by the run."""
         table = self.tables[kind]
         if path not in table and not self._is_own(path) and not _is_of_the_machine(path):
-            table[path] = fingerprints.KINDS[kind](path)
+            value = table[path] = fingerprints.KINDS[kind](path)
+            self._left_to_read -= value.startswith("b:")
+            if not self._left_to_read:
+                self.reasons.setdefault(f"it looks at more than {_OWN_FILES:,} files")
+                self._running = False
 
     def disown(self, path: str) -> None:
         """``path`` is where this process writes: what it was before is no input. (A target that reads it makes it one.)"""
@@ -216,14 +230,31 @@ class Recorder:
                 if isinstance(file, str) and os.path.isabs(file):
                     self._file(file)
 
+    def _see_held(self) -> None:
+        """Files that are mapped into memory or open now, whoever opened them (where the system tells: Linux)."""
+        with contextlib.suppress(OSError), open("/proc/self/maps", errors="surrogateescape") as lines:
+            for line in lines:
+                path = line.rstrip("\n").partition("/")[2]
+                if path and not path.endswith(" (deleted)"):
+                    self._file(f"/{path}")
+        for number in map(int, fingerprints.listed("/proc/self/fd")):
+            path = fingerprints.of_link(f"/proc/self/fd/{number}")
+            if number > 2 and os.path.isabs(path) and os.path.isfile(path):  # 0 to 2 are where the command's own go
+                with contextlib.suppress(OSError):
+                    if fcntl.fcntl(number, fcntl.F_GETFL) & os.O_ACCMODE != os.O_WRONLY:
+                        self._file(path)
+
     def _see_native(self) -> None:
-        for name in sorted(_NATIVE & set(sys.modules)):
+        for name in [name for name in _NATIVE if name in sys.modules]:
             self.reasons.setdefault(f"{name} is imported, which opens files that are not seen")
-        for name in [name for name in _NATIVE_IF_NAMED if name in sys.modules]:
-            for path in [path for path in self.tables["files"] if path.endswith(".py") and not fingerprints.is_installed(path)]:
-                with contextlib.suppress(OSError), open(path, "rb") as file:
-                    if not _is_ours(path) and name.encode() in file.read():
-                        self.reasons.setdefault(f"{path} names {name}, which opens files that are not seen")
+        if any(name in sys.modules for name in _STARTERS):
+            self.reasons.setdefault("the target starts a process")
+        sources = [path for path in self.tables["files"] if path.endswith(".py") and not fingerprints.is_installed(path)]
+        for path in [path for path in sources if not path.startswith(_OURS)]:
+            with contextlib.suppress(OSError), open(path, "rb") as file:
+                text = file.read()
+                for name in [name for name in _NATIVE_IF_NAMED if name in sys.modules and name.encode() in text]:
+                    self.reasons.setdefault(f"{path} names {name}, which opens files that are not seen")
 
     def _file(self, path: Any) -> None:
         name = _absolute(path)
@@ -279,11 +310,12 @@ class Recorder:
         self.see("names" if only_names or fingerprints.is_installed(name) else "entries", name)
 
     def _left(self, what: str, *_: Any) -> None:
-        frame = sys._getframe(1)
+        frame: FrameType | None = sys._getframe(1)
         while frame is not None:
-            if frame.f_code.co_filename.startswith(_LIBRARY) and frame.f_code.co_filename.endswith(_ASK_THE_SYSTEM):
+            file = frame.f_code.co_filename
+            if file.startswith(_LIBRARY) and file.endswith(_ASK_THE_SYSTEM):
                 return
-            frame = frame.f_back  # type: ignore[assignment]
+            frame = frame.f_back
         self.reasons.setdefault(f"the target {what}")
 
     def _search_aside(self, name: str, path: Sequence[str] | None) -> None:
@@ -308,7 +340,7 @@ class Recorder:
                 known[module] = fingerprints.of_search(folder, self._candidates(folder).get(module, []), self._endings)
 
     def _candidates(self, folder: str) -> dict[str, list[str]]:
-        """What modules may be in ``folder``, listed anew when its time has changed. A change that is missed shows at the end."""
+        """What modules may be in ``folder``, listed anew when its time has changed; a missed change shows at the end."""
         state = fingerprints.of_folder(folder)
         if folder not in self._listings or self._listings[folder][0] != state:
             self._listings[folder] = state, fingerprints.candidates(fingerprints.listed(folder), self._endings)
@@ -406,10 +438,6 @@ _BETWEEN = (__file__, contextlib.__file__, "<frozen _collections_abc>")
 _OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 
-def _is_ours(path: str) -> bool:
-    return path.startswith(_OURS)
-
-
 def _absolute(path: Any) -> str | None:
     """``path`` from the root; None for a file descriptor, and what is no path."""
     try:
@@ -434,9 +462,7 @@ def _caller() -> str:
 def _asker() -> str:
     """The function outside of this module that asked for a file's state, past what pathlib puts between."""
     frame = sys._getframe(1)
-    while frame.f_back is not None and (
-        frame.f_code.co_filename in _BETWEEN or frame.f_code.co_name in ("stat", "lstat")
-    ):
+    while frame.f_back is not None and (frame.f_code.co_filename in _BETWEEN or frame.f_code.co_name in ("stat", "lstat")):
         frame = frame.f_back
     return frame.f_code.co_name if frame.f_code.co_filename.startswith((_LIBRARY, "<frozen")) else ""
 

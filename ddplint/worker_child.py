@@ -58,7 +58,7 @@ def main() -> NoReturn:
     high = [fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, 100) for number in (answer, record)]
     os.close(answer)
     os.close(record)
-    _work(engine, message, *high, recorded=len(sys.argv) > 5)
+    _work(engine, message, len(sys.argv) > 5, *high)
 
 
 def _keep(worker: int, lifeline: int) -> NoReturn:
@@ -112,7 +112,7 @@ def _is_stray(pid: int, worker: int, mark: bytes) -> bool:
         return False
 
 
-def _work(engine: str, message: dict[str, Any], answer: int, record: int, recorded: bool) -> NoReturn:
+def _work(engine: str, message: dict[str, Any], recorded: bool, answer: int, record: int) -> NoReturn:
     """Run the engine on the request and send what came of it. Never returns."""
     own, pipe = os.getpid(), os.fstat(answer)
     with open(os.devnull) as nothing:
