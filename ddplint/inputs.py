@@ -301,12 +301,13 @@ class Recorder:
     def _listed(self, path: Any = None, only_names: bool = True) -> None:
         name = _absolute("." if path is None else path)
         caller = _caller()
-        if name is None or caller.startswith("<frozen"):  # the search for a module: the finder knows which
+        if name is None or caller.startswith("<frozen importlib"):  # the search for a module: the finder knows which
             return
         if caller.endswith(_LIST_DISTRIBUTIONS):
             self._see_distributions(name)
             return
-        only_names = only_names or (caller.startswith(_LIBRARY) and os.path.basename(caller) in _LIST_NAMES)
+        if caller == "<frozen os>" or (caller.startswith(_LIBRARY) and os.path.basename(caller) in _LIST_NAMES):
+            only_names = True
         self.see("names" if only_names or fingerprints.is_installed(name) else "entries", name)
 
     def _left(self, what: str, *_: Any) -> None:

@@ -405,23 +405,14 @@ def test_ten_at_once_all_answer_right(tiny: Project) -> None:
     assert not [name for name in os.listdir(tiny.cached) if name.endswith(".tmp")]
 
 
-@pytest.mark.parametrize(
-    ("line", "why"),
-    [
-        ("import subprocess; subprocess.run(['true'])", "the target starts a process"),
-        ("import os; os.system('true')", "the target starts a process"),
-        ("import os; os.fork() or os._exit(0)", "the target starts a process"),
-        ("import socket; socket.socket().connect_ex(('127.0.0.1', 9))", "the target uses the network"),
-        ("open(__file__, 'a').write('#')", "was changed just now, or while it ran"),
-        ("import safetensors", "names safetensors, which opens files that are not seen"),
-        ("raise ValueError", ""),
-    ],
-)
-def test_what_can_not_be_given_again_is_not_kept(tiny: Project, line: str, why: str) -> None:
-    _target(tiny, line)
+def test_what_can_not_be_given_again_is_not_kept(tiny: Project) -> None:
+    _target(tiny, "import subprocess; subprocess.run(['true'])", "open(__file__, 'a').write('#')")
     done = tiny.run(*tiny.arguments, "--verbose")
-    assert done.returncode == (0 if why else 2), done.stderr
-    assert why in done.stderr
+    assert done.returncode == 0
+    assert "the answer is not kept: the target starts a process; " in done.stderr
+    assert "tiny.py was changed just now, or while it ran" in done.stderr
+    _target(tiny, "raise ValueError")
+    assert tiny.run().returncode == 2
     assert not tiny.entries()
 
 
@@ -460,12 +451,10 @@ def test_the_report_in_a_file_is_written_again(tiny: Project) -> None:
 
 def test_without_a_place_for_it_nothing_is_kept_and_all_works(tiny: Project) -> None:
     write(tiny.folder, {"a-file": ""})
-    for place in (tiny.folder / "a-file" / "cache", Path("/proc/no/such/place")):
-        done = tiny.run(*tiny.arguments, "--verbose", DDPLINT_CACHE_DIR=str(place))
-        assert done.returncode == 0
-        assert "the answer is not kept" in done.stderr
-    done = tiny.run(*tiny.arguments, "--no-cache")
+    done = tiny.run(*tiny.arguments, "--verbose", DDPLINT_CACHE_DIR=str(tiny.folder / "a-file" / "cache"))
     assert done.returncode == 0
+    assert "the answer is not kept" in done.stderr
+    assert tiny.run(*tiny.arguments, "--no-cache").returncode == 0
     assert not tiny.entries()
 
 
@@ -548,8 +537,10 @@ def test_it_lives_where_the_platform_keeps_caches(monkeypatch: pytest.MonkeyPatc
     assert cache.folder({}) is None
 
 
-def test_a_broken_pipe_is_as_without_the_cache(traced: tuple[Project, subprocess.CompletedProcess[str]]) -> None:
-    project, first = traced
+def test_a_broken_pipe_is_as_without_the_cache(
+    traced: tuple[Project, subprocess.CompletedProcess[str]], project: Project
+) -> None:
+    first = traced[1]
     read, write_end = os.pipe()
     os.close(read)
     done = subprocess.run(
