@@ -113,13 +113,11 @@ class Recorder:
 
         def hook(event: str, arguments: tuple[Any, ...]) -> None:
             handler = handlers.get(event)
-            if handler is not None and self._running:
-                with self._aside() as free:
-                    if free:
-                        handler(*arguments)
+            if handler is not None:
+                self._apart(handler, *arguments)
 
         sys.addaudithook(hook)
-        sys.meta_path.insert(0, _Finder(self._search_aside))
+        sys.meta_path.insert(0, _Finder(functools.partial(self._apart, self._search)))
         self._watch_stat()
         self._watch_environment()
 
@@ -211,17 +209,14 @@ class Recorder:
     def _changed(self, path: str) -> None:
         self.reasons.setdefault(f"{path} was changed just now, or while it ran")
 
-    @contextlib.contextmanager
-    def _aside(self) -> Iterator[bool]:
-        """Whether this thread is not recording something already; it is while the block runs."""
-        if getattr(self._busy, "on", False):
-            yield False
-            return
-        self._busy.on = True
-        try:
-            yield True
-        finally:
-            self._busy.on = False
+    def _apart(self, handler: Callable[..., None], *arguments: Any) -> None:
+        """Call ``handler``, whose own doings are not recorded, unless this thread is in one already."""
+        if self._running and not getattr(self._busy, "on", False):
+            self._busy.on = True
+            try:
+                handler(*arguments)
+            finally:
+                self._busy.on = False
 
     def _see_modules(self) -> None:
         for module in list(sys.modules.values()):
@@ -319,12 +314,6 @@ class Recorder:
             frame = frame.f_back
         self.reasons.setdefault(f"the target {what}")
 
-    def _search_aside(self, name: str, path: Sequence[str] | None) -> None:
-        if self._running:
-            with self._aside() as free:
-                if free:
-                    self._search(name, path)
-
     def _search(self, name: str, path: Sequence[str] | None) -> None:
         """A module is looked for: in each folder, what has its name counts, and that nothing else has."""
         module = name.rpartition(".")[2]
@@ -358,14 +347,31 @@ class Recorder:
                         self.see("files", os.path.join(folder, name, file))
 
     def _watch_stat(self) -> None:
-        def watched(plain: Callable[..., Any], see: Callable[[str, str], None]) -> Callable[..., Any]:
+        without_times = (os.access, os.readlink)
+
+        def watched(plain: Callable[..., Any], *kinds: str) -> Callable[..., Any]:
+            done: dict[str, bool] = {}  # by path: whether nothing more can be asked of it than was
+
+            def note(given: Any, asks_whether: bool) -> None:
+                path = _absolute(given)
+                if path is None:
+                    return
+                for kind in kinds:
+                    if kind != "links" or not fingerprints.is_installed(path):
+                        self.see(kind, path)
+                if "files" in kinds and not asks_whether:
+                    self.see("times", path)
+                if path == given:
+                    done[path] = not asks_whether
+
             @functools.wraps(plain)
             def call(*arguments: Any, **options: Any) -> Any:
-                if self._running and options.get("dir_fd") is None:
-                    with self._aside() as free:
-                        path = _absolute(arguments[0] if arguments else options.get("path")) if free else None
-                        if path is not None:
-                            see(path, _asker())
+                given = arguments[0] if arguments else options.get("path")
+                name = given if isinstance(given, str) else ""
+                if self._running and options.get("dir_fd") is None and not done.get(name):
+                    asks_whether = plain in without_times or _asker() in _ASK_WHETHER
+                    if name not in done or not asks_whether:
+                        self._apart(note, given, asks_whether)
                 return plain(*arguments, **options)
 
             for supported in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks, os.supports_effective_ids):
@@ -373,23 +379,10 @@ class Recorder:
                     supported.add(call)
             return call
 
-        def looked_at(path: str, asker: str) -> None:
-            self.see("files", path)
-            if asker not in _ASK_WHETHER:
-                self.see("times", path)
-
-        def link_looked_at(path: str, asker: str) -> None:
-            link_read(path, asker)
-            looked_at(path, asker)
-
-        def link_read(path: str, asker: str) -> None:
-            if not fingerprints.is_installed(path):
-                self.see("links", path)
-
-        os.stat = watched(os.stat, looked_at)
-        os.access = watched(os.access, lambda path, asker: self.see("files", path))
-        os.lstat = watched(os.lstat, link_looked_at)
-        os.readlink = watched(os.readlink, link_read)
+        os.stat = watched(os.stat, "files")
+        os.lstat = watched(os.lstat, "files", "links")
+        os.access = watched(os.access, "files")
+        os.readlink = watched(os.readlink, "links")
 
     def _watch_environment(self) -> None:
         kind: Any = type(os.environ)

@@ -324,7 +324,8 @@ def test_a_damaged_entry_is_a_miss(project: Project) -> None:
     for data in (b"", whole[:30], whole[:middle], whole[:-1], whole[:middle] + b"\0" + whole[middle + 1 :], b"\xff" * 99):
         entry.write_bytes(data)
         assert project.look() == "the entry is damaged"
-    for body in ([], {}, {"key": json.loads(whole.partition(b"\n")[2])["key"]}):
+    bodies: tuple[object, ...] = ([], {}, {"key": json.loads(whole.partition(b"\n")[2])["key"]})
+    for body in bodies:
         _sealed(entry, body)
         assert project.look() == "the entry is damaged"
     _sealed(entry, {"key": "of another command line with the same hash"})
