@@ -55,13 +55,35 @@ _ASK_WHETHER = frozenset(
 )
 # These go through all variables for those with their own prefixes, which cache.PREFIXES has.
 _FIND_THEIR_OWN = ("tqdm/utils.py", "networkx/utils/backends.py")
-# Their native code opens files by name, which no event tells of. The last two come with every transformers model, which
-# looks for its files from Python first: only a project that names them itself is meant.
+# Their native code opens files by name, which no event tells of.
 _NATIVE = (
-    *("cv2", "decord", "duckdb", "faiss", "h5py", "lmdb", "netCDF4", "polars", "pyarrow", "rdkit", "sentencepiece"),
-    *("tables", "tensorflow", "torchcodec", "xgboost"),
+    *(
+        "SimpleITK",
+        "av",
+        "catboost",
+        "cv2",
+        "decord",
+        "duckdb",
+        "faiss",
+        "h5py",
+        "lightgbm",
+        "lmdb",
+        "netCDF4",
+        "onnxruntime",
+    ),
+    *("openslide", "osgeo", "polars", "pyarrow", "rasterio", "rdkit", "sentencepiece", "soundfile", "tables", "tensorflow"),
+    *("tiledb", "torchcodec", "xgboost"),
 )
-_NATIVE_IF_NAMED = ("safetensors", "tokenizers")
+# These do so in one function of many, or come with every transformers model, which looks for its files from Python first:
+# they count where a file of the project has the text.
+_NATIVE_IF_NAMED = (
+    ("safetensors", "safetensors"),
+    ("tokenizers", "tokenizers"),
+    ("torch", "from_file"),
+    ("torchaudio", "torchaudio.load"),
+    ("torchvision", "torchvision.io"),
+    ("torchvision", "read_image"),
+)
 # Imported when the first process is started, which is done without an event.
 _STARTERS = ("multiprocessing.popen_fork", "multiprocessing.popen_forkserver", "multiprocessing.popen_spawn_posix")
 _OWN_FILES = 5000  # of the project; a run that looks at more (a data set's images, say) is not kept
@@ -88,6 +110,7 @@ class Recorder:
         self._listings: dict[str, tuple[str, dict[str, list[str]]]] = {}
         self._paths: set[str] = set()  # entries of sys.path whose distributions were looked at
         self._left_to_read = _OWN_FILES
+        self._finder = _Finder(functools.partial(self._apart, self._search))
         self._running = False
 
     def start(self) -> None:
@@ -97,7 +120,8 @@ class Recorder:
             self.see("files", os.path.join(root, "pyvenv.cfg"))
         self.see("files", os.path.realpath(sys.executable))
         self._see_modules()
-        for name in [module for module in sys.modules if "." not in module]:
+        started_with = [module for module in list(sys.modules) if "." not in module]
+        for name in (*started_with, "sitecustomize", "usercustomize"):  # the last two need not be there
             self._search(name, None)
         handlers: dict[str, Callable[..., None]] = {
             "open": self._opened,
@@ -117,17 +141,17 @@ class Recorder:
                 self._apart(handler, *arguments)
 
         sys.addaudithook(hook)
-        sys.meta_path.insert(0, _Finder(functools.partial(self._apart, self._search)))
+        sys.meta_path.insert(0, self._finder)
         self._watch_stat()
         self._watch_environment()
 
     def stop(self) -> None:
         """Record no more; the last look at what is imported."""
         if self._running:
+            self._running = False
             self._see_modules()
             self._see_held()
             self._see_native()
-        self._running = False
 
     @contextlib.contextmanager
     def unseen(self) -> Iterator[None]:
@@ -244,11 +268,15 @@ class Recorder:
             self.reasons.setdefault(f"{name} is imported, which opens files that are not seen")
         if any(name in sys.modules for name in _STARTERS):
             self.reasons.setdefault("the target starts a process")
-        sources = [path for path in self.tables["files"] if path.endswith(".py") and not fingerprints.is_installed(path)]
+        if self._finder not in sys.meta_path:
+            self.reasons.setdefault("the target replaces sys.meta_path: what it imports is not seen")
+        sources = [
+            path for path in list(self.tables["files"]) if path.endswith(".py") and not fingerprints.is_installed(path)
+        ]
         for path in [path for path in sources if not path.startswith(_OURS)]:
             with contextlib.suppress(OSError), open(path, "rb") as file:
                 text = file.read()
-                for name in [name for name in _NATIVE_IF_NAMED if name in sys.modules and name.encode() in text]:
+                for name in [name for module, name in _NATIVE_IF_NAMED if module in sys.modules and name.encode() in text]:
                     self.reasons.setdefault(f"{path} names {name}, which opens files that are not seen")
 
     def _file(self, path: Any) -> None:
@@ -294,9 +322,13 @@ class Recorder:
         return bool(self._own)
 
     def _listed(self, path: Any = None, only_names: bool = True) -> None:
-        name = _absolute("." if path is None else path)
+        name = _absolute("." if path is None else _of_descriptor(path) if isinstance(path, int) else path)
         caller = _caller()
-        if name is None or caller.startswith("<frozen importlib"):  # the search for a module: the finder knows which
+        if name is None:
+            return
+        if caller.startswith("<frozen importlib"):  # the search for a module: the finder knows which, if it was asked
+            if name not in self.searches and not fingerprints.is_installed(name + os.sep):
+                self.see("names", name)
             return
         if caller.endswith(_LIST_DISTRIBUTIONS):
             self._see_distributions(name)
@@ -352,8 +384,8 @@ class Recorder:
         def watched(plain: Callable[..., Any], *kinds: str) -> Callable[..., Any]:
             done: dict[str, bool] = {}  # by path: whether nothing more can be asked of it than was
 
-            def note(given: Any, asks_whether: bool) -> None:
-                path = _absolute(given)
+            def note(given: Any, asks_whether: bool, folder: int | None) -> None:
+                path = _absolute(given, folder)
                 if path is None:
                     return
                 for kind in kinds:
@@ -368,17 +400,29 @@ class Recorder:
             def call(*arguments: Any, **options: Any) -> Any:
                 given = arguments[0] if arguments else options.get("path")
                 name = given if isinstance(given, str) else ""
-                if self._running and options.get("dir_fd") is None and not done.get(name):
+                if self._running and not done.get(name):
                     asks_whether = plain in without_times or _asker() in _ASK_WHETHER
                     if name not in done or not asks_whether:
-                        self._apart(note, given, asks_whether)
+                        self._apart(note, given, asks_whether, options.get("dir_fd"))
                 return plain(*arguments, **options)
 
+            return supported_as(plain, call)
+
+        def supported_as(plain: Callable[..., Any], call: Callable[..., Any]) -> Callable[..., Any]:
             for supported in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks, os.supports_effective_ids):
                 if plain in supported:
                     supported.add(call)
             return call
 
+        plain_open = os.open
+
+        @functools.wraps(plain_open)
+        def open_in_folder(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+            if dir_fd is not None:  # which the event does not tell
+                self._apart(self._opened, _absolute(path, dir_fd), None, flags)
+            return plain_open(path, flags, mode, dir_fd=dir_fd)
+
+        os.open = supported_as(plain_open, open_in_folder)
         os.stat = watched(os.stat, "files")
         os.lstat = watched(os.lstat, "files", "links")
         os.access = watched(os.access, "files")
@@ -432,11 +476,20 @@ _BETWEEN = (__file__, contextlib.__file__, "<frozen _collections_abc>")
 _OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 
-def _absolute(path: Any) -> str | None:
-    """``path`` from the root; None for a file descriptor, and what is no path."""
+def _of_descriptor(number: int) -> str:
+    """The path of an open file or folder; "" where the system does not tell (it does on Linux)."""
+    path = fingerprints.of_link(f"/proc/self/fd/{number}")
+    return path if os.path.isabs(path) else ""
+
+
+def _absolute(path: Any, folder: int | None = None) -> str | None:
+    """``path`` from the root, where relative paths start from the open ``folder``, or from the working one.
+
+    None for a file descriptor, and what is no path.
+    """
     try:
         name = os.fsdecode(path)
-        return os.path.abspath(name) if name else None
+        return os.path.abspath(name if folder is None else os.path.join(_of_descriptor(folder), name)) if name else None
     except (TypeError, ValueError, OSError):
         return None
 

@@ -48,6 +48,8 @@ print(json.dumps(recorder.seen()))
         ("open('a', 'r+')", "files"),
         ("import os; os.open('a', os.O_RDONLY)", "files"),
         ("import io; io.FileIO('a')", "files"),
+        ("import os; os.chdir('/'); os.open('a', os.O_RDONLY, dir_fd=os.open(FOLDER, 0))", "files"),
+        ("import os; os.chdir('/'); os.stat('a', dir_fd=os.open(FOLDER, 0))", "files"),
         ("from pathlib import Path; Path('a').read_text()", "files"),
         ("import os; os.path.exists('a')", "files"),
         ("import os; os.access('a', os.R_OK)", "files"),
@@ -62,7 +64,7 @@ print(json.dumps(recorder.seen()))
 )
 def test_a_file_that_is_looked_at(tmp_path: Path, line: str, kind: str) -> None:
     (tmp_path / "a").write_text("1")
-    assert str(tmp_path / "a") in seen(tmp_path, line)["tables"][kind]
+    assert str(tmp_path / "a") in seen(tmp_path, line.replace("FOLDER", repr(str(tmp_path))))["tables"][kind]
 
 
 @pytest.mark.parametrize("line", ["open('a')", "import os; os.stat('a')", "from pathlib import Path; Path('a').exists()"])
@@ -76,9 +78,12 @@ def test_a_file_that_is_not_there(tmp_path: Path, line: str) -> None:
     [
         ("import os; os.listdir('folder')", "names"),
         ("import os; list(os.walk('folder'))", "names"),
+        ("import os; os.listdir(os.open('folder', 0))", "names"),
+        ("import os; list(os.fwalk('folder'))", "names"),
         ("import glob; glob.glob('folder/*')", "names"),
         ("from pathlib import Path; list(Path('folder').glob('*'))", "names"),
         ("from pathlib import Path; list(Path('folder').iterdir())", "names"),
+        ("from importlib.machinery import PathFinder; PathFinder.find_spec('x', ['folder'])", "names"),
         ("import os; list(os.scandir('folder'))", "entries"),
     ],
 )
@@ -143,6 +148,7 @@ def test_environment_variables(tmp_path: Path) -> None:
         ("import os; os.posix_spawn('/bin/true', ['true'], {})", "the target starts a process"),
         ("import socket; socket.socket().connect_ex(('127.0.0.1', 9))", "the target uses the network"),
         ("import socket; socket.getaddrinfo('localhost', 1)", "the target uses the network"),
+        ("import sys; sys.meta_path[:] = []", "the target replaces sys.meta_path: what it imports is not seen"),
         ("import sys; sys.modules['h5py'] = sys", "h5py is imported, which opens files that are not seen"),
         ("import sys; sys.modules['multiprocessing.popen_spawn_posix'] = sys", "the target starts a process"),
     ],
