@@ -154,7 +154,7 @@ def _difference(variables: dict[str, str], tables: dict[str, dict[str, str]], se
     endings = fingerprints.suffixes()
     for where, modules in searches.items():
         known = fingerprints.candidates(fingerprints.listed(where), endings)
-        without = set(modules.pop("", "").split())
+        without = set(modules.pop("", "").split("\0")) - {""}
         for module in without & known.keys():
             if fingerprints.of_search(where, known[module], endings):
                 return f"{os.path.join(where, module)} has appeared"
@@ -232,7 +232,7 @@ def keep(place: Place, answer: Answer, recorder: Recorder, environment: Mapping[
 
 def _short(modules: dict[str, str]) -> dict[str, str]:
     """Those that were not found, which are nearly all, as one text."""
-    return {"": " ".join(sorted(name for name, found in modules.items() if not found))} | {
+    return {"": "\0".join(sorted(name for name, found in modules.items() if not found))} | {
         name: found for name, found in modules.items() if found
     }
 
