@@ -48,7 +48,7 @@ _LIST_NAMES = ("glob.py", "pathlib.py", "_local.py", "_abc.py", "_types.py", "os
 _LIST_DISTRIBUTIONS = os.path.join("importlib", "metadata", "__init__.py")
 _ASK_WHETHER = frozenset(
     (
-        *("exists", "lexists", "isfile", "isdir", "islink", "ismount"),
+        *("exists", "getsize", "lexists", "isfile", "isdir", "islink", "ismount"),
         *("is_file", "is_dir", "is_symlink", "is_mount"),
         *("realpath", "_joinrealpath", "resolve", "checkcache", "updatecache"),
     )
