@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from ddplint.cli import main
+from ddplint.front import main
 
 main()

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import secrets
-import stat
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ddplint import starter, worker
+from ddplint import files, starter, worker
 from ddplint.analysis import Analysis, Parameter, TraceRecord
 from ddplint.callsites.find import find, matching
 from ddplint.callsites.model import Wrap
@@ -257,24 +255,9 @@ def replace_file(path: Path, text: str | bytes) -> None:
 
     Raises DdplintError where that can't be done.
     """
-    path = path.resolve()  # a link stays one
-    data = text if isinstance(text, bytes) else text.encode("utf-8", errors="backslashreplace")
+    path = path.resolve()
     try:
-        mode = path.stat().st_mode
-    except OSError:
-        mode = None
-    draft = path.with_name(f".{secrets.token_hex(8)}.tmp")
-    try:
-        if mode is not None and not stat.S_ISREG(mode):
-            path.write_bytes(data)
-            return
-        try:
-            draft.write_bytes(data)
-            if mode is not None:
-                draft.chmod(stat.S_IMODE(mode))
-            os.replace(draft, path)
-        finally:
-            draft.unlink(missing_ok=True)
+        files.replace(str(path), text if isinstance(text, bytes) else text.encode("utf-8", errors="backslashreplace"))
     except OSError as error:
         raise DdplintError(f"can't be written: {error.strerror}", where=shown(path), fix="name another file") from None
 

@@ -6,7 +6,6 @@ import contextlib
 import functools
 import io
 import json
-import os
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,9 +19,11 @@ from click.shell_completion import CompletionItem, get_completion_class
 import ddplint
 from ddplint import (
     baseline,
+    cache,
     checking,
     decode,
     explain,
+    inputs,
     listing,
     live,
     schema,
@@ -37,7 +38,7 @@ from ddplint.callsites.find import Found
 from ddplint.checking import Options, Subject
 from ddplint.checks import registry
 from ddplint.config import Project, find_project
-from ddplint.errors import DdplintError
+from ddplint.errors import DdplintError, unwritten
 from ddplint.report import FORMATS, Report, Result, Unchecked, View, for_a_person, is_terminal, ready, render
 from ddplint.request import Device
 from ddplint.worker import EngineError
@@ -47,12 +48,15 @@ CLEAN, FINDINGS, NOT_CHECKED, INTERRUPTED = 0, 1, 2, 130
 _Command = Callable[..., int]
 
 
-def main(arguments: list[str] | None = None) -> NoReturn:
-    """Run the command line (``sys.argv`` by default) and exit; what goes wrong is a line on stderr."""
+def main(arguments: list[str] | None = None, answer: cache.Answer | None = None) -> NoReturn:
+    """Run the command line (``sys.argv`` by default) and exit; what goes wrong is a line on stderr.
+
+    ``answer`` gets what a check prints, and its exit code when it has come to its end.
+    """
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # source lines hold what a terminal may not know
     try:
-        code = group.main(arguments, prog_name="ddplint", standalone_mode=False)
+        code = group.main(arguments, prog_name="ddplint", standalone_mode=False, obj=answer)
     except click.Abort:
         code = INTERRUPTED
     except click.ClickException as error:
@@ -70,8 +74,8 @@ def group() -> None:
     """
 
 
-def _command(name: str) -> Callable[[_Command], click.Command]:
-    """A command of ``group`` that returns its exit code; what can't be done is one line on stderr and a 2."""
+def _command(name: str, parent: click.Group | None = None) -> Callable[[_Command], click.Command]:
+    """A command of ``parent`` (``group``) that returns its exit code; what can't be done is one line on stderr and a 2."""
 
     def make(function: _Command) -> click.Command:
         @functools.wraps(function)
@@ -82,7 +86,7 @@ def _command(name: str) -> Callable[[_Command], click.Command]:
                 _say_error(error, debug)
                 return NOT_CHECKED
 
-        command = group.command(name)(run)
+        command = (parent or group).command(name)(run)
         command.params.append(click.Option(["--debug"], is_flag=True, help="Show the traceback if ddplint itself fails."))
         return command
 
@@ -106,18 +110,26 @@ def _say_error(error: Exception, debug: bool, title: str = "") -> None:
 def _say_notices(notices: Iterable[str], title: str, quiet: bool) -> None:
     for notice in notices:
         if not quiet:
-            click.echo(f"note: {title}: {notice}" if title else f"note: {notice}", err=True)
+            line = f"note: {title}: {notice}" if title else f"note: {notice}"
+            click.echo(line, err=True)
+            _answer().err += (line if sys.stderr.isatty() else click.unstyle(line)) + "\n"
 
 
 def _print(text: str, color: bool | None = None) -> None:
+    _answer().out += text if color or (color is None and sys.stdout.isatty()) else click.unstyle(text)
     try:
         click.echo(text, nl=False, color=color)
         sys.stdout.flush()
     except OSError as error:
-        # What is still in the buffer would fail once more when Python exits.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        if not isinstance(error, BrokenPipeError):  # the reader has seen enough
-            raise DdplintError(f"can't be written: {error.strerror}", where="stdout") from None
+        failure = unwritten(error)
+        if failure is not None:
+            raise failure from None
+
+
+def _answer() -> cache.Answer:
+    """What this run prints, for the cache."""
+    answer = click.get_current_context().obj
+    return answer if isinstance(answer, cache.Answer) else cache.Answer()
 
 
 @contextlib.contextmanager
@@ -277,7 +289,7 @@ def _all_subjects(project: Project, ckpt: tuple[str, ...], every: bool, target: 
 @click.option("--ignore", metavar="CODES", callback=_codes, help="Without these rules.")
 @click.option("--base", metavar="REV", help="Only what has changed since this git revision (DDP107).")
 @click.option("--exit-zero", is_flag=True, help="Exit 0 in spite of findings (not if something could not be checked).")
-@click.option("--no-cache", is_flag=True, help="Trace again even if nothing has changed (nothing is cached yet).")
+@click.option("--no-cache", is_flag=True, help="Trace even if nothing has changed since the last time.")
 @click.option("--statistics", is_flag=True, help="How many findings of each code and parameters of each cause.")
 @click.option("--show-settings", is_flag=True, help="Print the settings in force and where each is from; check nothing.")
 def _check(
@@ -307,6 +319,7 @@ def _check(
         raise DdplintError("--statistics is for --format text", fix="leave one of them out")
     if output is not None:
         checking.refuse_missing_folder(output)
+        inputs.disown(str(output))
     subjects = _meant(project, ckpt, every, target)
     with baseline.optional(project, Path.cwd(), rules, base) as old:
         results, unchecked = _results(subjects, options, old)
@@ -315,11 +328,17 @@ def _check(
         stream = sys.stdout if output is None else None
         view = View(options.quiet, options.verbose, statistics)
         text = for_a_person(report, view, stream) if format_ == "text" else render(format_, report)
-        _print(text, color=is_terminal(sys.stdout)) if output is None else checking.replace_file(output, text)
+        if output is None:
+            _print(text, color=is_terminal(sys.stdout))
+        else:
+            checking.replace_file(output, text)
+            _answer().files = ((str(output), text),)
         _say_notices(checking.add_step_summary(format_, report), "", options.quiet)
     if unchecked:
         return NOT_CHECKED
-    return FINDINGS if report.fails and not exit_zero else CLEAN
+    code = FINDINGS if report.fails and not exit_zero else CLEAN
+    _answer().code = code
+    return code
 
 
 def _results(
@@ -675,6 +694,23 @@ def _completion(shell: str) -> int:
     assert make is not None  # click has all three
     script = make(group, {}, "ddplint", "_DDPLINT_COMPLETE")
     _print(script.source_template % script.source_vars())
+    return CLEAN
+
+
+@group.group("cache", invoke_without_command=True)
+@click.pass_context
+def _cache(context: click.Context) -> None:
+    """Where the answers of `check` are kept, how many, and how large they are. An answer is given again while nothing
+    that it was made from has changed.
+    """
+    if context.invoked_subcommand is None:
+        _print(cache.summary())
+
+
+@_command("clear", _cache)
+def _clear() -> int:
+    """Delete all kept answers."""
+    _print(cache.cleared())
     return CLEAN
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 
 class DdplintError(Exception):
     """An input that is wrong, or a target that could not be traced.
@@ -17,3 +19,12 @@ class DdplintError(Exception):
     def __str__(self) -> str:
         line = f"{self.where}: {self.what}" if self.where else self.what
         return " ".join(f"{line}; {self.fix}".split()) if self.fix else " ".join(line.split())
+
+
+def unwritten(error: OSError) -> DdplintError | None:
+    """What is to be said when stdout fails. None if its reader has seen enough: that is no error."""
+    # What is still in the buffer would fail once more when Python exits.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    if isinstance(error, BrokenPipeError):
+        return None
+    return DdplintError(f"can't be written: {error.strerror}", where="stdout")

@@ -30,11 +30,14 @@ import ddplint
 from ddplint.analysis import Analysis, Location
 from ddplint.errors import DdplintError
 from ddplint.fields import shown
+from ddplint.inputs import recorder, unseen
 from ddplint.live import Live
 from ddplint.request import Request
 
 ENGINE = "ddplint.analyse:analyse"
 TIMEOUT = 300.0  # seconds
+
+RECORDED = "recorded"  # the worker is to say what it has looked at
 
 _MARK = b"ddplint "
 _TOKEN = "DDPLINT_WORKER"
@@ -97,7 +100,7 @@ def ask(
     of the engine.
     """
     printed = subprocess.DEVNULL if quiet or not _is_open(2) else live.output if live else 2
-    with _started(request, verbose, printed, engine) as worker:
+    with unseen(), _started(request, verbose, printed, engine) as worker:
         outcome = _received(worker, time.monotonic() + timeout, timeout, live)
         with contextlib.suppress(subprocess.TimeoutExpired):
             worker.keeper.wait(_GRACE)
@@ -139,7 +142,7 @@ def _started(request: Request, verbose: bool, output: int, engine: str) -> Itera
         ends = (answer_end, record.fileno(), lifeline_end)
         try:
             keeper = subprocess.Popen(
-                [sys.executable, "-P", "-c", _START, engine, *map(str, ends)],
+                [sys.executable, "-P", "-c", _START, engine, *map(str, ends), *([RECORDED] if recorder() else [])],
                 stdin=message,
                 stdout=output,
                 stderr=output,
@@ -187,7 +190,10 @@ def _environment(verbose: bool) -> dict[str, str]:
 
 
 def _received(worker: _Worker, deadline: float, timeout: float, live: Live | None) -> dict[str, Any]:
-    """The worker's last message, once it is whole; ``live`` gets those before. Raises DdplintError if none comes."""
+    """The worker's last message, once it is whole. Raises DdplintError if none comes.
+
+    Of those before, ``live`` gets what it is doing, and this process's recorder what it has looked at.
+    """
     data = bytearray()
     while True:
         ended = worker.keeper.poll() is not None  # asked first, so that what it wrote before is read below
@@ -202,9 +208,13 @@ def _received(worker: _Worker, deadline: float, timeout: float, live: Live | Non
                     outcome = dict(json.loads(message))
                 except ValueError:
                     raise _spoilt(worker) from None
-                if "stage" not in outcome:
+                recording = recorder()
+                if "seen" in outcome:
+                    if recording is not None:
+                        recording.take(outcome["seen"])
+                elif "stage" not in outcome:
                     return outcome
-                if live is not None:
+                elif live is not None:
                     live.say(str(outcome["stage"]))
                 del data[: len(_MARK) + 8 + len(message)]
             if not piece:

@@ -6,7 +6,7 @@ and the request as JSON on stdin. The process forks at once, before anything of 
 parent half is the keeper: it waits for the worker, or for the lifeline (a pipe that ``ddplint.worker`` holds
 the other end of) to break, ends all that the target started, and exits as the worker did. The child half is
 the worker: it runs the engine and writes framed messages to the answer pipe, of which the last is the
-answer, and those before say what it is doing. Only the engine imports torch.
+answer, and those before say what it is doing, and what it has looked at. Only the engine imports torch.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from ddplint import stages
+from ddplint import inputs, stages
 from ddplint.errors import DdplintError
 from ddplint.request import Request
 
@@ -57,7 +57,7 @@ def main() -> NoReturn:
     high = [fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, 100) for number in (answer, record)]
     os.close(answer)
     os.close(record)
-    _work(engine, message, *high)
+    _work(engine, message, len(sys.argv) > 5, *high)
 
 
 def _keep(worker: int, lifeline: int) -> NoReturn:
@@ -111,7 +111,7 @@ def _is_stray(pid: int, worker: int, mark: bytes) -> bool:
         return False
 
 
-def _work(engine: str, message: dict[str, Any], answer: int, record: int) -> NoReturn:
+def _work(engine: str, message: dict[str, Any], recorded: bool, answer: int, record: int) -> NoReturn:
     """Run the engine on the request and send what came of it. Never returns."""
     own, pipe = os.getpid(), os.fstat(answer)
     with open(os.devnull) as nothing:
@@ -119,6 +119,7 @@ def _work(engine: str, message: dict[str, Any], answer: int, record: int) -> NoR
     _record_last_place(record)
     sys.argv = ["ddplint"]  # a target that parses arguments sees none of ours
     sys.path.insert(0, os.getcwd())
+    recorder = inputs.record() if recorded else None
 
     def listen(stage: str) -> None:
         if os.getpid() == own and os.path.samestat(os.fstat(answer), pipe):  # else the target forked, or closed it
@@ -131,6 +132,9 @@ def _work(engine: str, message: dict[str, Any], answer: int, record: int) -> NoR
     try:
         if not os.path.samestat(os.fstat(answer), pipe):
             _leave(os.EX_IOERR)  # the target closed the pipe, and a file of its own has the number now
+        if recorder is not None:
+            recorder.stop()
+            _send(answer, json.dumps({"seen": recorder.seen()}))
         _send(answer, outcome)
     except OSError:
         _leave(os.EX_IOERR)
