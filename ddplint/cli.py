@@ -438,11 +438,12 @@ def _cost(
     that DDP searches, its buckets and all-reduces, the bytes that are reduced for nothing.
     """
     project = _project(rules)
-    options = _how(project, **how)
+    options = _how(project, ranks=cost.RANKS, **how)
     if output is not None:
         checking.refuse_missing_folder(output)
     subject = _subject(project, ckpt, target)
-    found = cost.measured(subject, options, steps=steps, say=_progress("cost", subject.title, options.quiet))
+    with verify.started(options, None) as ranks:
+        found = cost.measured(subject, options, ranks, steps=steps, say=_progress("cost", subject.title, options.quiet))
     text = cost.render(format_, found)
     _print(text) if output is None else checking.replace_file(output, text)
     return CLEAN

@@ -15,16 +15,15 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import ddplint
-from ddplint import verify
 from ddplint.analysis import Analysis, Rehearsal
 from ddplint.checking import Options, Subject, analysed
 from ddplint.checks.wording import count, percent, size
 from ddplint.errors import DdplintError
-from ddplint.verify import Job, Say, Timing
+from ddplint.verify import WIDTH, Job, Ranks, Say, Timing
 
 FORMATS = ("text", "json")
 SCHEMA_VERSION = 1
-RANKS = 2
+RANKS = 2  # Options.ranks of those that are started for it
 STEPS = 40  # of each kind, timed
 OFF, ON = "find_unused_parameters=False", "find_unused_parameters=True"
 # A rank holds the model twice, each with gradients and with DDP's buckets, then AdamW's two moments beside one of them.
@@ -77,15 +76,17 @@ class Cost:
     dead_optimizer_bytes: int | None
     dead_gradients: int | None
     redirected: bool
+    threads: int  # that each process computes with
 
 
-def measured(subject: Subject, options: Options, *, steps: int = STEPS, say: Say | None = None) -> Cost:
-    """The cost of the flag to ``subject``. ``options.timeout``, in seconds, is for the analysis, then for the measuring.
+def measured(subject: Subject, options: Options, ranks: Ranks, *, steps: int = STEPS, say: Say | None = None) -> Cost:
+    """The cost of the flag to ``subject``, measured on ``ranks``, which are RANKS.
+
+    ``options.timeout``, in seconds, is for the analysis, then for the measuring.
 
     Raises DdplintError where it can't be analysed, does not run with the flag on, or is too large for this machine.
     """
-    options = replace(options, ranks=RANKS)
-    analysis = analysed(subject, options, rehearse=True)
+    analysis = analysed(subject, replace(options, ranks=RANKS), rehearse=True)
     rehearsal = analysis.rehearsal
     if rehearsal is None:
         why = next((notice for notice in analysis.notices if notice.startswith("not rehearsed")), "not rehearsed")
@@ -102,8 +103,7 @@ def measured(subject: Subject, options: Options, *, steps: int = STEPS, say: Say
     why_not = _why_not(rehearsal, analysis)
     timing = Timing(tuple(p.name for p in dead), off=not why_not, steps=steps)
     job = Job(subject.target, [], 0, None, options.timeout, ("both wraps" if timing.off else ON,), timing)
-    with verify.started(options, None) as ranks:
-        (real,) = ranks.run(job, say or (lambda setting, real: None))
+    (real,) = ranks.run(job, say or (lambda setting, real: None))
     if real.measured is None:
         raise DdplintError(f"two real processes do not run it: {real.outcome}: {real.detail}", where=analysis.target)
     found = real.measured
@@ -124,6 +124,7 @@ def measured(subject: Subject, options: Options, *, steps: int = STEPS, say: Say
         dead_optimizer_bytes=found["dead_optimizer_bytes"],
         dead_gradients=found["dead_gradients"],
         redirected=found["redirected"],
+        threads=found["threads"],
     )
 
 
@@ -139,7 +140,8 @@ def _why_not(rehearsal: Rehearsal, analysis: Analysis) -> str:
 
 
 def _wrapped(data: dict[str, Any]) -> Wrapped:
-    return Wrapped(**{key: tuple(value) if isinstance(value, list) else value for key, value in data.items()})
+    made: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in data.items()}
+    return Wrapped(**made)
 
 
 def free_memory() -> int:
@@ -179,14 +181,14 @@ def _wrap(paragraph: str) -> list[str]:
     if paragraph.startswith("    "):
         return [paragraph]
     indent = "  " if paragraph.startswith("  ") else ""
-    return textwrap.wrap(paragraph.strip(), verify.WIDTH, initial_indent=indent, subsequent_indent=indent * 2) or [""]
+    return textwrap.wrap(paragraph.strip(), WIDTH, initial_indent=indent, subsequent_indent=indent * 2) or [""]
 
 
 def _told(cost: Cost) -> Iterator[str]:
     on, off = cost.on, cost.off
     yield f"{cost.title}: {_verdict(cost)}"
     machine = f"this machine's CPU ({platform.machine()}, {os.cpu_count()} cores)"
-    yield f"  {RANKS} processes over gloo on {machine}, torch {cost.torch_version}"
+    yield f"  {RANKS} processes over gloo, {count(cost.threads, 'thread')} each, on {machine}, torch {cost.torch_version}"
     yield ""
     yield f"a step (forward, loss and backward on the first example inputs; {len(on.seconds)} of each, by turns)"
     yield f"    {'':44}{'median':>10}{'quartiles':>22}"

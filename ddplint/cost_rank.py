@@ -12,9 +12,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.autograd.profiler import profile
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel.distributed import _find_tensors
-from torch.profiler import ProfilerActivity, profile
 
 from ddplint.target import Inputs, Target
 from ddplint.trace.devices import DeviceMode
@@ -73,7 +73,7 @@ class Bench:
             if _agreed(time.monotonic() > deadline):
                 break
         self.say("profiling")
-        answers: dict[str, Any] = {"off": None, "redirected": redirected}
+        answers: dict[str, Any] = {"off": None, "redirected": redirected, "threads": torch.get_num_threads()}
         for name, wrap in zip(("on", "off"), wraps, strict=False):
             answers[name] = {"seconds": wrap.seconds, **self._profiled(wrap)}
         nodes, edges = self._graph(on)
@@ -87,7 +87,8 @@ class Bench:
             self.step(model, self.target, self._inputs())
         except Exception:  # with DeviceMode it is raised again where it has another cause
             self.mode = _redirected
-            self.step(build(self.target, "cpu", ()).model, self.target, self._inputs())
+            with self.mode():
+                self.step(build(self.target, "cpu", ()).model, self.target, self._inputs())
             return True
         return False
 
@@ -120,12 +121,13 @@ class Bench:
         search: list[float] = []
         reduces: list[int] = []
         for _ in range(PROFILED):
-            with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiled:
+            with profile(record_shapes=True) as profiled:
                 self._run(wrap)
-            events = profiled.events() or []
-            search += [event.time_range.elapsed_us() / 1e6 for event in events if event.name == SEARCH]
-            reduces = [_elements(event.input_shapes) for event in events if event.name == REDUCE]
-        record = wrap.ddp._get_ddp_logging_data()
+            # As recorded: to make the profiler's own events of them takes far longer than the step.
+            events = profiled.kineto_results.events() if profiled.kineto_results is not None else []
+            search += [event.duration_ns() / 1e9 for event in events if event.name() == SEARCH]
+            reduces = [_elements(event.shapes()) for event in events if event.name() == REDUCE]
+        record = wrap.ddp._get_ddp_logging_data()  # type: ignore[no-untyped-call]
         rebuilt = bool(record.get("has_rebuilt_buckets"))
         sizes = str(record.get("rebuilt_bucket_sizes" if rebuilt else "bucket_sizes", ""))
         return {

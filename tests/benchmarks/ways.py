@@ -139,9 +139,10 @@ def ddp(module: Any, seconds: Seconds) -> int:
 
 def _rank(rank: int, name: str, folder: str, queue: Any) -> None:
     import torch.distributed as dist
+    from torch._C._distributed_c10d import FileStore
 
     module = model_file(name)
-    store = dist.FileStore(os.path.join(folder, "store"), 2)
+    store = FileStore(os.path.join(folder, "store"), 2)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
     text = ""
     try:

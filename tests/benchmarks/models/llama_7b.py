@@ -15,9 +15,7 @@ def build() -> nn.Module:
 
 def inputs() -> tuple[tuple[object, ...], dict[str, object]]:
     tokens = torch.ones(1, 128, dtype=torch.long)
-    mask = torch.ones(
-        1, 1, 128, 128, dtype=torch.bool
-    ).tril()  # of two dimensions, its values are read
+    mask = torch.ones(1, 1, 128, 128, dtype=torch.bool).tril()  # of two dimensions, its values are read
     return (), {"input_ids": tokens, "attention_mask": mask, "labels": tokens}
 
 

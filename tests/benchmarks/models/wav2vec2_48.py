@@ -19,7 +19,6 @@ def build() -> nn.Module:
         do_stable_layer_norm=True,
         feat_extract_norm="layer",
         layerdrop=0.1,
-        num_labels=4,
     )
     return Wav2Vec2ForSequenceClassification(shape)
 
