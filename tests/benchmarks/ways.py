@@ -119,6 +119,7 @@ def export(module: Any, seconds: Seconds) -> int:
 
 def ddp(module: Any, seconds: Seconds) -> int:
     """Two processes in ``DistributedDataParallel`` over gloo; TORCH_DISTRIBUTED_DEBUG=DETAIL names what is unused."""
+    os.environ["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"
     with timed(seconds, "ddp"), tempfile.TemporaryDirectory() as folder:
         context = torch.multiprocessing.get_context("spawn")
         queue = context.SimpleQueue()
@@ -131,7 +132,7 @@ def ddp(module: Any, seconds: Seconds) -> int:
     text = said[0]
     if text == "":
         return 0
-    listed = re.search(r"did not receive grad for rank \d+: (.*)", text)
+    listed = re.search(r"Parameters which did not receive grad for rank \d+: (.*)", text)
     if listed is None:
         raise RuntimeError(text)
     return len(listed[1].split(", "))
