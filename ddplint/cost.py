@@ -132,11 +132,11 @@ def _why_not(rehearsal: Rehearsal, analysis: Analysis) -> str:
     """Why the flag can't be off, "" if it can once what is never used is frozen."""
     if rehearsal.outcomes[OFF] == "ok" or rehearsal.frozen == "ok":
         return ""
-    if rehearsal.frozen is None:
-        return f"with {OFF} DDP ends in {rehearsal.outcomes[OFF]}"
     varying = sum(p.trainable and p.usage == "sometimes" for p in analysis.parameters)
-    because = f" ({varying} parameters are used on some paths only)" if varying else ""
-    return f"with {OFF} DDP ends in {rehearsal.frozen}, also once what no path uses is frozen{because}"
+    because = f" ({count(varying, 'parameter')} used on some paths only)" if varying else ""
+    if rehearsal.frozen is None:
+        return f"DDP ends in {rehearsal.outcomes[OFF]}{because}"
+    return f"DDP ends in {rehearsal.frozen}, also once what no path uses is frozen{because}"
 
 
 def _wrapped(data: dict[str, Any]) -> Wrapped:
@@ -202,7 +202,7 @@ def _told(cost: Cost) -> Iterator[str]:
         yield "  the code asks for a GPU: its torch calls were redirected to the CPU, which takes time in every row"
     yield ""
     yield "in each step with the flag on"
-    yield f"  graph: {cost.nodes:,} nodes and {cost.edges:,} edges behind what forward returned, all of them walked"
+    yield f"  graph: DDP walks {cost.nodes:,} nodes and {cost.edges:,} edges, all that is behind what forward returned"
     if on.search:
         low, middle, high = quartiles(on.search)
         yield (
@@ -212,7 +212,9 @@ def _told(cost: Cost) -> Iterator[str]:
     else:
         yield "  search: not known, for this PyTorch's profiler shows no event search_unused_parameters"
     yield f"  buckets: {_buckets(on)}" + (f"; with it off {_buckets(off)}" if off is not None else "")
-    yield f"  all-reduces: {_reduces(on)}" + (f"; with it off {_reduces(off)}" if off is not None else "")
+    yield f"  all-reduces: {_reduces(on)}, one to agree on what was used" + (
+        f"; with it off {_reduces(off)}" if off is not None else ""
+    )
     yield f"  unused: {_unused(cost)}"
     yield f"  optimizer: {_optimizer(cost)}"
     yield ""
@@ -250,15 +252,15 @@ def _buckets(wrapped: Wrapped) -> str:
 
 
 def _reduces(wrapped: Wrapped) -> str:
-    return f"{len(wrapped.reduces)} of {sum(wrapped.reduces):,} elements in all"
+    return f"{len(wrapped.reduces)} ({sum(wrapped.reduces):,} elements)"
 
 
 def _unused(cost: Cost) -> str:
     found = cost.on.unused_bytes
     if not cost.dead and not found:
-        return "nothing: DDP found every parameter used in the last of these steps"
+        return "nothing: DDP found every parameter used in the step that it recorded"
     share = percent(found, cost.weight_bytes)
-    text = f"{size(found)} ({share} of the trainable weights) that DDP found unused, and all-reduces as zeros all the same"
+    text = f"{size(found)} ({share} of the trainable weights) that DDP found unused and reduces as zeros all the same"
     return f"{text}; on no path used are {count(len(cost.dead), 'parameter')} of {size(cost.dead_bytes)}"
 
 

@@ -97,11 +97,10 @@ def test_a_model_that_needs_the_flag(ranks: Ranks, tmp_path: Path) -> None:
     made = found(ranks, tmp_path, "y = self.a(x)\nreturn self.b(y) if random.random() < 0.5 else y")
     assert made.off is None
     assert made.why_not == (
-        "with find_unused_parameters=False DDP ends in reduction_error, also once what no path uses is frozen "
-        "(2 parameters are used on some paths only)"
+        "DDP ends in reduction_error, also once what no path uses is frozen (2 parameters used on some paths only)"
     )
     assert len(made.on.seconds) == STEPS
-    assert "not timed with the flag off: with find_unused" in " ".join(render("text", made).split())
+    assert "not timed with the flag off: DDP ends in reduction_error" in " ".join(render("text", made).split())
 
 
 def test_code_that_asks_for_a_gpu_is_redirected(ranks: Ranks, tmp_path: Path) -> None:
@@ -170,7 +169,7 @@ def made(on: float = 0.012, off: float | None = 0.010, **more: Any) -> Cost:
         "edges": 1691,
         "on": wrapped(on, flag=True),
         "off": wrapped(off, flag=False) if off is not None else None,
-        "why_not": "" if off is not None else "with find_unused_parameters=False DDP ends in hang",
+        "why_not": "" if off is not None else "DDP ends in hang",
         "dead": ("dead.weight", "dead.bias"),
         "dead_bytes": 1240,
         "weight_bytes": 2480,
@@ -202,7 +201,7 @@ def test_one_within_the_spread_is_not_claimed() -> None:
 def test_where_the_flag_can_not_be_off_nothing_is_compared() -> None:
     text = render("text", made(off=None))
     assert text.startswith("hybrid: a step takes 12 ms with the flag on; it can't be off\n")
-    assert "not timed with the flag off: with find_unused_parameters=False DDP ends in hang" in text
+    assert "not timed with the flag off: DDP ends in hang" in text
     assert "with it off" not in text
 
 

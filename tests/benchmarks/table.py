@@ -15,6 +15,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import ddplint
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 FOLDER = ROOT / ".benchmarks" / "ddplint"
 PAGE = ROOT / "docs" / "benchmarks.md"
@@ -35,7 +37,8 @@ WAYS = {
     "meta-forward": "a script: meta forward, walk autograd",
     "meta-backward": "a script: meta forward and backward",
     "real": "real forward and backward, `p.grad is None`",
-    "ddp": "DDP, two processes, debug level DETAIL",
+    "ddp": "DDP, two processes, debug level INFO",
+    "ddp-detail": "the same, debug level DETAIL",
     "export": "`torch.export` on meta",
 }
 
@@ -72,7 +75,8 @@ WHOLE = """
 
 Seconds from start to exit, and the most memory that the largest process of it had. "Without gradient" is what the way
 found: how many trainable parameters get none. Only `check` also says why and where, looks at all paths, and asks DDP
-itself, with each of its three settings. What is not in a table was not measured.
+itself, with each of its three settings. What is not in a table was not measured. DDP's error names the parameters with
+TORCH_DISTRIBUTED_DEBUG=INFO as with DETAIL.
 """
 GROWTH = """
 ## Growth
@@ -89,7 +93,8 @@ model, wrap and reducer.
 def page(files: Sequence[Run], runs: Sequence[Run]) -> Iterator[str]:
     """The lines of docs/benchmarks.md."""
     machine, cpu = files[-1]["machine_info"], files[-1]["machine_info"].get("cpu", {})
-    versions = ", ".join(f"{name} {version(name)}" for name in ("ddplint", "torch", "transformers", "networkx"))
+    installed = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers", "networkx"))
+    versions = f"ddplint {ddplint.__version__}, {installed}"
     yield HEAD
     yield "| measured | |"
     yield "| --- | --- |"
