@@ -21,6 +21,7 @@ from ddplint import (
     baseline,
     cache,
     checking,
+    cost,
     decode,
     explain,
     inputs,
@@ -171,9 +172,21 @@ _target = click.option(
     help="A model factory without a rule file (default factory: build).",
 )
 _rules = click.option("--rules", metavar="DIR", type=click.Path(path_type=Path), help="The folder of the rule files.")
+_device = click.option("--device", type=click.Choice(get_args(Device)), help="Where to trace; auto: meta where that can be.")
+_paths = click.option("--paths", type=click.IntRange(min=1), metavar="N", help="Trace at most N paths.")
+_running = _options(
+    click.option(
+        "--timeout",
+        type=click.FloatRange(min=0, min_open=True),
+        metavar="SECONDS",
+        help="End a target that takes longer (default: 300).",
+    ),
+    click.option("--verbose", is_flag=True, help="Say more; let warnings of Python and PyTorch through to stderr."),
+    click.option("--quiet", is_flag=True, help="Findings alone; neither notices nor what the target prints on stderr."),
+)
 _tracing = _options(
-    click.option("--device", type=click.Choice(get_args(Device)), help="Where to trace; auto: meta where that can be."),
-    click.option("--paths", type=click.IntRange(min=1), metavar="N", help="Trace at most N paths."),
+    _device,
+    _paths,
     click.option(
         "--ranks",
         type=click.IntRange(min=1),
@@ -190,14 +203,7 @@ _tracing = _options(
         metavar="N",
         help="Steps to trace.",
     ),
-    click.option(
-        "--timeout",
-        type=click.FloatRange(min=0, min_open=True),
-        metavar="SECONDS",
-        help="End a target that takes longer (default: 300).",
-    ),
-    click.option("--verbose", is_flag=True, help="Say more; let warnings of Python and PyTorch through to stderr."),
-    click.option("--quiet", is_flag=True, help="Findings alone; neither notices nor what the target prints on stderr."),
+    _running,
 )
 _one_type = click.option(
     "--ckpt", metavar="NAME", shell_complete=_complete_types, help="The checkpoint type; not needed where there is only one."
@@ -404,7 +410,7 @@ def _verify(
             try:
                 if isinstance(subject, DdplintError):
                     raise subject
-                say = _progress(subject.title, options.quiet)
+                say = _progress("verify", subject.title, options.quiet)
                 results.append(verify.verified(subject, options, ranks, iterations=iterations, say=say))
             except DdplintError as error:
                 _say_error(error, debug=click.get_current_context().params["debug"])
@@ -417,12 +423,12 @@ def _verify(
     return FINDINGS if any(result.differing for result in results) else CLEAN
 
 
-def _progress(title: str, quiet: bool) -> verify.Say:
+def _progress(command: str, title: str, quiet: bool) -> verify.Say:
     """A line on stderr for each setting: on a terminal begun when the setting is, elsewhere written when it is done."""
     live = sys.stderr.isatty()
 
     def say(setting: str, real: verify.Real | None) -> None:
-        begun = f"verify {title}: {setting} …"
+        begun = f"{command} {title}: {setting} …"
         if quiet:
             return
         if real is None:
@@ -432,6 +438,49 @@ def _progress(title: str, quiet: bool) -> verify.Say:
             click.echo(f"{'' if live else begun} {real.outcome} ({real.seconds:.1f} s)", err=True)
 
     return say
+
+
+@_command("cost")
+@_one_type
+@_target
+@_rules
+@click.option(
+    "--steps",
+    type=click.IntRange(min=1),
+    default=cost.STEPS,
+    show_default=True,
+    metavar="N",
+    help="Steps to time with the flag on, and as many with it off.",
+)
+@click.option("--format", "format_", type=click.Choice(cost.FORMATS), default="text", show_default=True)
+@_output
+@_device
+@_paths
+@_running
+def _cost(
+    ckpt: str | None,
+    target: str | None,
+    rules: Path | None,
+    steps: int,
+    format_: str,
+    output: Path | None,
+    **how: Any,
+) -> int:
+    """Measure what find_unused_parameters=True costs a model, in two processes on this machine's CPU, over gloo.
+
+    A step with the flag on beside one with it off (for which the parameters that no path uses are frozen), the graph
+    that DDP searches, its buckets and all-reduces, the bytes that are reduced for nothing.
+    """
+    project = _project(rules)
+    options = _how(project, ranks=cost.RANKS, **how)
+    if output is not None:
+        checking.refuse_missing_folder(output)
+    subject = _subject(project, ckpt, target)
+    with verify.started(options, None) as ranks:
+        found = cost.measured(subject, options, ranks, steps=steps, say=_progress("cost", subject.title, options.quiet))
+    text = cost.render(format_, found)
+    _print(text) if output is None else checking.replace_file(output, text)
+    return CLEAN
 
 
 @_command("why")

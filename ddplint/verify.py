@@ -68,12 +68,24 @@ class Launch:
 
 
 @dataclass(frozen=True, slots=True)
+class Timing:
+    """What is to be timed (``ddplint cost``): ``steps`` with find_unused_parameters=True, and as many with ``off``, if that.
+
+    ``dead``: first names of the parameters that are frozen where the flag is off.
+    """
+
+    dead: tuple[str, ...]
+    off: bool
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
 class Job:
     """One target to be run under each of ``settings``.
 
     ``plans`` are the rehearsed paths, of which each rank runs its own for ``rehearsed`` iterations, as the rehearsal did;
     then come iterations with seeds and inputs of their own. ``iterations`` is the number of all, None for enough;
-    ``limit`` the time for each setting in seconds.
+    ``limit`` the time for each setting in seconds. With ``timing`` that is done in the place of iterations.
     """
 
     target: TargetSpec
@@ -82,6 +94,7 @@ class Job:
     iterations: int | None
     limit: float
     settings: tuple[str, ...] = tuple(SETTINGS)
+    timing: Timing | None = None
 
     def to_json(self) -> dict[str, Any]:
         """This job as JSON-ready dictionaries and lists."""
@@ -92,12 +105,19 @@ class Job:
             "iterations": self.iterations,
             "limit": self.limit,
             "settings": list(self.settings),
+            "timing": asdict(self.timing) if self.timing is not None else None,
         }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Job:
         """The job that ``to_json`` wrote."""
-        return cls(**{**data, "target": TargetSpec.from_json(data["target"]), "settings": tuple(data["settings"])})
+        timing = data["timing"]
+        made = {
+            "target": TargetSpec.from_json(data["target"]),
+            "settings": tuple(data["settings"]),
+            "timing": Timing(**{**timing, "dead": tuple(timing["dead"])}) if timing is not None else None,
+        }
+        return cls(**{**data, **made})
 
 
 def torchrun() -> Launch | None:
@@ -130,7 +150,8 @@ def torchrun() -> Launch | None:
 class Real:
     """What real processes did under one setting. ``outcome`` as in the rehearsal; ``seconds`` of wall time.
 
-    ``detail``: the first line of the reducer's error with its rank and iteration, or which rank waits where.
+    ``detail``: the first line of the reducer's error with its rank and iteration, or which rank waits where. ``measured``:
+    what rank 0 found for the job's ``timing``, if it has one.
     """
 
     setting: str
@@ -139,6 +160,7 @@ class Real:
     iterations: int
     backend: str
     seconds: float
+    measured: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,7 +370,7 @@ def _environment(launch: Launch, verbose: bool) -> dict[str, str]:
             "GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo",
         }
     if not verbose:
-        environment |= {"PYTHONWARNINGS": "ignore", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+        environment |= {"PYTHONWARNINGS": "ignore", "TORCH_CPP_LOG_LEVEL": "ERROR", "KINETO_LOG_LEVEL": "6"}
     return environment
 
 

@@ -67,6 +67,7 @@ class Decision:
     plan: dict[str, Any] | None = None
     iterations: int = 0
     backend: str = ""
+    measured: dict[str, Any] | None = None  # by rank 0, where the job has it timed
 
 
 @dataclass(slots=True)
@@ -110,7 +111,7 @@ class Judge:
             return "on"
         if waiting or self.out_of_step:
             return Decision("hang", self.out_of_step or _waits(statuses))
-        return Decision("ok", iterations=statuses[0].iteration)
+        return Decision("ok", iterations=statuses[0].iteration, measured=statuses[0].measured)
 
     def _at_rest(self, statuses: Sequence[Status]) -> bool:
         """Whether no rank comes forward by itself; of those that wait, that they still do since all others came to rest."""
@@ -398,6 +399,7 @@ class Agent:
                 "iterations": decision.iterations,
                 "backend": decision.backend,
                 "seconds": time.monotonic() - start,
+                "measured": decision.measured,
             }
             self._say({"setting": setting, "real": real})
         self.board.put(f"{number}/{turn}/run", {"end": True})

@@ -27,6 +27,7 @@ from torch._C._distributed_c10d import Store
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]  # not in __all__
 
+from ddplint.cost_rank import Bench
 from ddplint.errors import DdplintError
 from ddplint.fields import shown
 from ddplint.rehearse import ERRORS
@@ -75,6 +76,7 @@ class Status:
     fix: str = ""
     plan: dict[str, Any] | None = None
     backend: str = ""
+    measured: dict[str, Any] | None = None  # in the status that a timed run ends in
 
 
 def plan_of(data: Mapping[str, Any]) -> Plan:
@@ -183,6 +185,9 @@ class Rank:
             )
             if self.target is None:
                 self.target = load(self.job.target)
+            if self.job.timing is not None:
+                bench = Bench(self.target, one_step, lambda stage: self._tell(Status("running", stage=stage)))
+                return Status("ok", measured=bench.measured(self.job.timing, self.job.limit))
             model = self._built(self.target)
             self._tell(Status("running", stage="wrapping the model"))
             flags = SETTINGS[setting]
@@ -250,7 +255,6 @@ class Rank:
 
     def _step(self, model: nn.Module, target: Target, plan: Plan) -> None:
         """One iteration of forward, loss and backward; nothing is in its way but what ``plan`` forces."""
-        roots: list[Any] = []
         seed_everything(plan.seed)
         inputs = self._moved(target.inputs[plan.inputs]()) if target.step is None else None
         with ExitStack() as stack:
@@ -261,17 +265,7 @@ class Rank:
                 stack.enter_context(_OnGpu("cpu", answers) if self.on_gpu else AnsweringMode("cpu", answers))
             else:
                 stack.enter_context(nullcontext() if self.on_gpu else DeviceMode("cpu"))
-            engine = vars(torch.autograd)["_engine_run_backward"]
-            stack.enter_context(patched(torch.autograd, _engine_run_backward=_noting(engine, roots)))
-            if inputs is None:
-                assert target.step is not None
-                loss = take_step(target.step, model)
-            else:
-                args, kwargs = inputs
-                loss, _ = target.loss(model(*args, **kwargs))
-            self._tell(Status("running", self.status.iteration, "backward"))
-            if not roots or (loss.grad_fn is not None and loss.grad_fn not in roots):
-                loss.backward()
+            one_step(model, target, inputs, lambda: self._tell(Status("running", self.status.iteration, "backward")))
 
     def _settle(self) -> None:
         """Wait for the GPU without using the CPU, so that a collective that is never matched shows as waiting."""
@@ -331,6 +325,23 @@ def _place(frame: FrameType) -> str:
         return ""
     location = site.location()
     return f"{shown(location.file)}:{location.line}" + (f" ({location.text})" if location.text else "")
+
+
+def one_step(
+    model: nn.Module, target: Target, inputs: Inputs | None, before_backward: Callable[[], None] = lambda: None
+) -> None:
+    """Forward, loss and backward of ``target``; no backward where a step of its own has run it."""
+    roots: list[Any] = []
+    with patched(torch.autograd, _engine_run_backward=_noting(vars(torch.autograd)["_engine_run_backward"], roots)):
+        if inputs is None:
+            assert target.step is not None
+            loss = take_step(target.step, model)
+        else:
+            args, kwargs = inputs
+            loss, _ = target.loss(model(*args, **kwargs))
+        before_backward()
+        if not roots or (loss.grad_fn is not None and loss.grad_fn not in roots):
+            loss.backward()
 
 
 def _noting(plain: Callable[..., Any], roots: list[Any]) -> Callable[..., Any]:

@@ -106,7 +106,10 @@ def _legacy(path: Path) -> Any:
         if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):
             raise Broken("the list of its storages is missing")
         for key in keys:
-            numel = int.from_bytes(file.read(8), "little")
+            counted = file.read(8)
+            if len(counted) < 8:
+                raise Broken("it was cut off")
+            numel = int.from_bytes(counted, "little")
             if key in known and numel < known[key].numel:
                 raise Broken(f"the bytes of storage {key[:40]!r} are not all there")
             file.seek(numel * ITEM_SIZES[known[key].dtype if key in known else "uint8"], io.SEEK_CUR)
