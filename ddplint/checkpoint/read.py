@@ -112,9 +112,12 @@ def _legacy(path: Path) -> Any:
             numel = int.from_bytes(counted, "little")
             if key in known and numel < known[key].numel:
                 raise Broken(f"the bytes of storage {key[:40]!r} are not all there")
-            file.seek(numel * ITEM_SIZES[known[key].dtype if key in known else "uint8"], io.SEEK_CUR)
-        if file.tell() > size or not known.keys() <= set(keys):
-            raise Broken("it was cut off")
+            length = numel * ITEM_SIZES[known[key].dtype if key in known else "uint8"]
+            if length > size - file.tell():
+                raise Broken("it was cut off")
+            file.seek(length, io.SEEK_CUR)
+        if not known.keys() <= set(keys):
+            raise Broken("the list of its storages is not whole")
     return value
 
 
