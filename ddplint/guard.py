@@ -102,8 +102,8 @@ def freeze_unused(model: nn.Module, ckpt: str, rules: str | Path | None = None) 
     there is no such checkpoint type, or a pattern names no parameter (unless its entry is optional, or its action strip).
     """
     known = _rules(ckpt, rules)
-    _refuse_wrapped(model, "freeze_unused")
-    every = dict(model.named_parameters(remove_duplicate=False))
+    every, kinds = _every(model)
+    _refuse_wrapped(model, "freeze_unused", kinds)
     documented = _documented(every, known, [entry for entry in known.unused if entry.when == "never"])
     names: list[str] = []
     already: list[str] = []
@@ -132,7 +132,7 @@ def strip_unused(model: nn.Module, ckpt: str, rules: str | Path | None = None) -
     from torch import nn
 
     known = _rules(ckpt, rules)
-    _refuse_wrapped(model, "strip_unused")
+    _refuse_wrapped(model, "strip_unused", _every(model)[1])
     patterns = [pattern for entry in known.unused if entry.action == "strip" for pattern in entry.params]
     every = dict(model.named_parameters(remove_duplicate=False))
     going = set(matching(patterns, every))
@@ -312,15 +312,16 @@ def _named(known: RuleFile) -> str:
 def _documented(every: dict[str, Any], known: RuleFile, entries: Sequence[UnusedRule]) -> set[int]:
     """The ids of the parameters that ``entries`` cover, by any of their names. Raises where a pattern covers none."""
     found: set[int] = set()
-    for entry in entries:
-        for pattern, covered in zip(entry.params, _covered(entry.params, tuple(every)), strict=True):
-            found.update(id(every[name]) for name in covered)
-            if not covered and not entry.optional and entry.action != "strip":
-                raise DdplintError(
-                    f"{quoted(pattern)} names no parameter of the model",
-                    where=f"{shown(known.path)}:{entry.line}",
-                    fix="correct it, or set optional = true on the entry; nothing was changed",
-                )
+    patterns = [(entry, pattern) for entry in entries for pattern in entry.params]
+    names = _covered(tuple(pattern for _, pattern in patterns), tuple(every))
+    for (entry, pattern), covered in zip(patterns, names, strict=True):
+        found.update([id(every[name]) for name in covered])
+        if not covered and not entry.optional and entry.action != "strip":
+            raise DdplintError(
+                f"{quoted(pattern)} names no parameter of the model",
+                where=f"{shown(known.path)}:{entry.line}",
+                fix="correct it, or set optional = true on the entry; nothing was changed",
+            )
     return found
 
 
@@ -366,8 +367,27 @@ def _absent(name: str, known: RuleFile) -> nn.Module:
     return StrippedModule()
 
 
-def _refuse_wrapped(model: nn.Module, what: str) -> None:
-    kinds = {type(module) for module in model.modules()}
+def _every(model: nn.Module) -> tuple[dict[str, Any], set[type]]:
+    """What ``dict(model.named_parameters(remove_duplicate=False))`` is, and the classes of the modules, in one walk.
+
+    PyTorch's own walk is a generator for each level of each module (``named_modules`` in torch/nn/modules/module.py).
+    """
+    every: dict[str, Any] = {}
+    kinds: set[type] = set()
+    waiting: list[tuple[str, nn.Module]] = [("", model)]
+    while waiting:
+        prefix, module = waiting.pop()
+        kinds.add(type(module))
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                every[prefix + name] = parameter
+        if module._modules:
+            children = [(f"{prefix}{name}.", child) for name, child in module._modules.items() if child is not None]
+            waiting += reversed(children)
+    return every, kinds
+
+
+def _refuse_wrapped(model: nn.Module, what: str, kinds: set[type]) -> None:
     if not any(_wrapper(kind) for kind in kinds):
         return
     for name, module in model.named_modules():
