@@ -26,6 +26,11 @@ from ddplint.trace.patching import patched
 from ddplint.trace.sites import Site, call_site
 from ddplint.trace.versions import collectives_on_meta
 
+_COLLECTIVES = (
+    *("all_reduce", "all_gather", "all_gather_into_tensor", "reduce_scatter", "reduce_scatter_tensor", "all_to_all"),
+    *("all_to_all_single", "broadcast", "reduce", "gather", "scatter"),
+)
+
 
 class _Idle:
     """A stream, an event, a device guard: usable as one, and does nothing."""
@@ -121,9 +126,11 @@ def _fake_process_group(rank: int, world_size: int) -> Iterator[None]:
     if dist.is_initialized():  # a caller's own group (guard, pytest under torchrun) is left alone
         yield
         return
-    collectives_on_meta()
+    old = collectives_on_meta()
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
     lacking = {"monitored_barrier": _answer(None)}
+    if old is not None:  # its fake group copies with autograd's knowledge, which no real one does
+        lacking |= {name: torch.no_grad()(vars(dist)[name]) for name in _COLLECTIVES}
     try:
         with process_group_kept(), patched(dist, **lacking), patched(dist.distributed_c10d, **lacking):
             yield
