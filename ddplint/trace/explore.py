@@ -29,6 +29,7 @@ ATTEMPTS = 2  # paths on which a fork is tried, while all its answers end in err
 RAISED = 8  # paths that raise of which the forks are answered too: another answer may end well
 OTHERWISE = 3  # forks that are answered otherwise, one after another, on a path that raises after them
 BASES = 4  # inputs and steps that forks are answered together with
+PARENTS = 4  # what is spent on one path that takes what none uses is this part of what all forks together get
 CHOICES = 4  # answers of each fork that take part in this
 
 
@@ -314,7 +315,8 @@ class Explorer:
             bases = [parent]
         options = [choices for choices in (bases[:BASES], *options) if len(choices) > 1] if options else []
         operations = len(found.first.recording.ops)
-        for combination in covering(options, limit=next(runs for most, runs in TOGETHER if operations <= most)):
+        limit = next(runs for most, runs in TOGETHER if operations <= most) // (1 if parent is None else PARENTS)
+        for combination in covering(options, limit=limit):
             joint = next((chosen for chosen in combination if isinstance(chosen, Outcome)), parent or found.outcomes[0])
             for chosen in combination:
                 if isinstance(chosen, Outcome) or chosen[0] in dict(joint.plan.answers):  # it reads the same as one before
