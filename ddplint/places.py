@@ -12,7 +12,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ddplint.analysis import Location, Parameter
@@ -44,7 +44,7 @@ class Repository:
         file = self.relative(location.file) if location is not None else None
         if location is None or file is None:
             return None
-        return Location(file, max(location.line, 1), location.function, location.text)
+        return replace(location, file=file, line=max(location.line, 1))
 
 
 @functools.lru_cache(maxsize=8)

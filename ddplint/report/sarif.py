@@ -57,6 +57,7 @@ def _run(report: Report, result: Result) -> dict[str, Any]:
                 "properties": {"torch": result.analysis.torch_version},
             }
         },
+        "columnKind": "unicodeCodePoints",
         # GitHub's category is what comes before the last slash: each type keeps its own alerts.
         "automationDetails": {"id": f"ddplint/{title}/", "description": {"text": f"the parameters of {title}"}},
         "originalUriBaseIds": {ROOT: {"description": {"text": "the root of the repository"}}},
@@ -126,6 +127,8 @@ def _at(place: Location, sentence: str) -> dict[str, Any]:
 
 def _physical(place: Location) -> dict[str, Any]:
     region: dict[str, Any] = {"startLine": place.line}
+    if place.columns is not None:  # from 0; SARIF counts from 1, and its end is the one after as well
+        region |= {"startColumn": place.columns[0] + 1, "endColumn": place.columns[1] + 1}
     if place.text:
         region["snippet"] = {"text": place.text}
     uri = quote(place.file, errors="replace")

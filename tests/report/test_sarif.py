@@ -124,6 +124,16 @@ def test_a_path_is_a_uri() -> None:
     assert uri == "my%20models/50%25%23%C3%A9.py"
 
 
+def test_the_place_on_the_line_is_counted_from_one() -> None:
+    at = Location("/work/project/model.py", 3, text="y = x.detach()", columns=(12, 22))
+    marked = Result(analysis(unused("a.w", location=at)))
+    whole = log(Result(marked.analysis, registry.run(marked.case, ("DDP101",))))
+    assert whole["runs"][0]["columnKind"] == "unicodeCodePoints"
+    (written,) = results(whole)
+    region = written["locations"][0]["physicalLocation"]["region"]
+    assert (region["startColumn"], region["endColumn"]) == (13, 23)
+
+
 def test_the_rule_file_is_related_with_the_entrys_line() -> None:
     stale = Result(analysis(used("a.w")), rules=rules(entry("a", at=12)))
     (written,) = results(log(Result(stale.analysis, registry.run(stale.case, ("DDP102",)), stale.rules)))
