@@ -33,7 +33,7 @@ def function_apply() -> Callable[..., Any]:
 def ddp_unsynchronised() -> Iterator[None]:
     """While the block runs, a DDP is made without asking other ranks: what ``init_sync=False`` does where it is known.
 
-    That argument came with 2.7 (torch/nn/parallel/distributed.py); what it leaves out are these two calls.
+    2.6 does not know that argument (torch/nn/parallel/distributed.py); what it leaves out are these two calls.
     """
 
     def nothing(*args: Any, **kwargs: Any) -> None:
@@ -45,7 +45,7 @@ def ddp_unsynchronised() -> Iterator[None]:
 
 @functools.cache
 def collectives_on_meta() -> torch.library.Library | None:
-    """Kernels for meta tensors of the collectives, where PyTorch has none (before 2.7); None where it has them.
+    """Kernels for meta tensors of the collectives, where PyTorch has none (2.6); None where it has them.
 
     They are those for the CPU: these hand the tensors to the process group, and the fake one looks into none. They stay as
     long as what is returned is held, here until the process ends.
