@@ -220,6 +220,11 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     wrote there stands. What rank 0 broadcast, such as the bucket order, is what the ranks that run after it get.
     """
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """As of ``RememberingMode``."""
+        return False
+
     def __init__(self, log: _Log, sent: list[torch.Tensor | None] | None, shapes: Shapes | None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.log = log

@@ -24,7 +24,7 @@ from ddplint.trace.autocast import on_the_cpu, query_the_cpu
 from ddplint.trace.draws import draws_watched
 from ddplint.trace.patching import patched
 from ddplint.trace.sites import Site, call_site
-from ddplint.trace.versions import collectives_on_meta
+from ddplint.trace.versions import collectives_on_meta, dynamo_left_alone
 
 _COLLECTIVES = (
     *("all_reduce", "all_gather", "all_gather_into_tensor", "reduce_scatter", "reduce_scatter_tensor", "all_to_all"),
@@ -211,6 +211,7 @@ def without_gpu(rank: int = 0, world_size: int = 2) -> Iterator[Environment]:
     """
     environment = Environment()
     with ExitStack() as stack:
+        stack.enter_context(dynamo_left_alone())
         stack.enter_context(cuda_answered())
         stack.enter_context(_fake_process_group(rank, world_size))
         variables = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size}

@@ -18,7 +18,7 @@ from ddplint.target import Target
 from ddplint.trace.choices import TOGETHER, answers_at, answers_in_turn, covering
 from ddplint.trace.devices import TraceDevice
 from ddplint.trace.recorder import DRAWING
-from ddplint.trace.run import Built, Path, trace, walk
+from ddplint.trace.run import Built, Path, no_collection, trace, walk
 from ddplint.trace.state import State
 from ddplint.trace.values import Answer, Answers, Asked, Fork, NoValue, Plan
 
@@ -133,7 +133,8 @@ class Explorer:
         self.runs += 1
         for parameter in self.built.parameters.values():
             parameter.grad = None
-        used = self.judge(path)
+        with no_collection():
+            used = self.judge(path)
         return path, Outcome(
             plan, step, used, path.from_outputs, path.walked, answers.asked, frozenset(path.recording.parameters)
         )

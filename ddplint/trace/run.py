@@ -266,7 +266,7 @@ def trace(
     try:
         inputs = on_device(target.inputs[plan.inputs](), device, twins) if target.step is None else None
         before = _generators()
-        with _no_collection(), _remembering(device), answering(answers), recorder.recording():
+        with no_collection(), _remembering(device), answering(answers), recorder.recording():
             loss, notice = _loss(target, model, recorder, inputs)
             if not recorder.backwards or (loss.grad_fn is not None and loss.grad_fn not in _roots(recorder)):
                 if not loss.requires_grad:
@@ -317,8 +317,8 @@ def _remembering(device: TraceDevice) -> AbstractContextManager[Any]:
 
 
 @contextmanager
-def _no_collection() -> Iterator[None]:
-    """No garbage collection while a run is recorded: a record only grows, and each pass would walk all of it."""
+def no_collection() -> Iterator[None]:
+    """No garbage collection while a run is recorded and looked at: a record only grows, and each pass would walk it all."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -376,7 +376,7 @@ def walk(
         seed_everything(plan.seed)
     inputs = on_device(target.inputs[plan.inputs](), device, twins) if target.step is None else None
     mode = AnsweringMode(device, answers, twins)
-    with _no_collection(), _remembering(device), answering(answers), composites_open(), mode:
+    with no_collection(), _remembering(device), answering(answers), composites_open(), mode:
         loss, _ = _loss(target, model, None, inputs)
     names = built.names()
     alone = {names[id(loss)]} if id(loss) in names else set()

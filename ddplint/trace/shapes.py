@@ -88,6 +88,13 @@ def _made(shape: Any) -> torch.Tensor | None:
 class RememberingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """While it is on, operators on meta tensors are answered by ``shapes``."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled while this is on. Else each operator goes through ``torch._dynamo``, and that is imported
+        (``TorchDispatchMode.__init_subclass__`` in torch/utils/_python_dispatch.py).
+        """
+        return False
+
     def __init__(self, shapes: Shapes) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.shapes = shapes

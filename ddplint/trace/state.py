@@ -92,8 +92,7 @@ class State:
             for key in [k for k in now if k not in before]:
                 del now[key]
             for key, value in before.items():
-                memo: dict[int, Any] = {}
-                if key not in now or _picture(now[key], memo) != _picture(value, memo):
+                if key not in now or not _alike(now[key], value):
                     now[key] = self._copied(value, {})
         with torch.no_grad():
             for tensor, value, version in self._tensors:
@@ -103,6 +102,18 @@ class State:
             for twin, value in self._twins:
                 twin.copy_(value)
         self._tensors = [(t, value, version_of(t)) for t, value, _ in self._tensors]
+
+
+def _alike(now: Any, before: Any) -> bool:
+    """Whether an attribute is as it was. What is still itself is: of what can change within, ``before`` is a copy, or it is
+    an object, which is kept by itself.
+    """
+    if now is before:
+        return True
+    if type(now) is type(before) and isinstance(now, (dict, list, set, tuple)) and not now and not before:
+        return True
+    memo: dict[int, Any] = {}
+    return bool(_picture(now, memo) == _picture(before, memo))
 
 
 def _is_array(value: Any) -> bool:

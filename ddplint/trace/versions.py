@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -61,3 +62,41 @@ def collectives_on_meta() -> torch.library.Library | None:
             operator = getattr(getattr(torch.ops.c10d, packet), overload or "default")
             library.impl(name, functools.partial(operator.redispatch, on_cpu), "Meta")  # type: ignore[no-untyped-call]
     return library
+
+
+@functools.cache
+def _kept_from_dynamo() -> tuple[Any, ...]:
+    """The functions of PyTorch's own meta kernels that call ``torch._dynamo`` first (torch/_compile.py)."""
+    from torch import _decomp, _meta_registrations, _refs
+    from torch._decomp import decompositions
+
+    wrapper = torch._compile._disable_dynamo(lambda: None).__code__
+    spaces = [_refs, _refs.fft, _refs.linalg, _refs.nn.functional, _refs.special, _meta_registrations, decompositions]
+    tables = [vars(space) for space in spaces] + list(_decomp.global_decomposition_table.values())
+    found: dict[int, Any] = {}
+    for function in [value for table in tables for value in list(table.values())]:
+        while function is not None:
+            inner = getattr(function, "__wrapped__", None)
+            if getattr(function, "__code__", None) is wrapper and inner is not None:
+                found[id(inner)] = inner
+            function = inner
+    return tuple(found.values())
+
+
+@contextmanager
+def dynamo_left_alone() -> Iterator[None]:
+    """While the block runs, operators on meta tensors do not import ``torch._dynamo``, which takes about a second.
+
+    They ask it not to compile them. Nothing is compiled here. What is set is what they would keep of its answer.
+    """
+    if "torch._dynamo" in sys.modules:
+        yield
+        return
+    functions = [function for function in _kept_from_dynamo() if not hasattr(function, "__dynamo_disable")]
+    for function in functions:
+        function.__dynamo_disable = function
+    try:
+        yield
+    finally:
+        for function in functions:
+            del function.__dynamo_disable
