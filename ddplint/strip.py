@@ -107,6 +107,12 @@ def _refuse_places(checkpoint: Checkpoint, output: Path, force: bool) -> None:
     if len(checkpoint.files) > 1:
         raise DdplintError("is an index of several files", where=shown(checkpoint.path), fix="strip each of them by itself")
     refuse_missing_folder(output)
+    try:
+        output.lstat()
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise DdplintError(f"can't be written: {error.strerror}", where=shown(output), fix="name another file") from None
     if output.is_dir():
         raise DdplintError("is a folder", where=shown(output), fix="name a file")
     if output.exists() and output.samefile(checkpoint.path):

@@ -10,6 +10,8 @@ from typing import Literal
 Format = Literal["safetensors", "zip", "legacy"]
 Place = tuple[str | int, ...]  # keys and positions from the top of a file's value
 
+DIMENSIONS = 64  # of a tensor at most; a bound against products that never end
+
 # Bytes an element. A dtype is called as torch calls it.
 ITEM_SIZES = {
     **dict.fromkeys(("bool", "uint8", "int8", "quint8", "qint8", "quint4x2", "quint2x4"), 1),

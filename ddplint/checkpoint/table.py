@@ -17,6 +17,7 @@ Status = Literal["loaded", "dropped", "mismatched", "fresh"]
 # What wrappers put in front of every name: DistributedDataParallel (torch/nn/parallel/distributed.py) and torch.compile
 # (torch/_dynamo/eval_frame.py).
 WRAPPERS = ("module.", "_orig_mod.")
+_WRAPPED = 4  # times at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,9 +129,10 @@ def _prefix(checkpoint: Checkpoint, names: Iterable[str]) -> str:
     keys = [tensor.key for tensor in checkpoint.tensors]
     own = tuple(names)
     prefix = ""
-    while (found := next((w for w in WRAPPERS if all(key.startswith(prefix + w) for key in keys)), None)) and not any(
-        name.startswith(found) for name in own
-    ):
+    for _ in range(_WRAPPED if keys else 0):
+        found = next((w for w in WRAPPERS if all(key.startswith(prefix + w) for key in keys)), None)
+        if found is None or any(name.startswith(found) for name in own):
+            break
         prefix += found
     return prefix
 
