@@ -176,14 +176,16 @@ def _gone(table: Stored, dead: list[Parameter]) -> tuple[Row, ...]:
 def _dead_numbers(checkpoint: Checkpoint, position: int, analysis: Analysis, dead: list[Parameter]) -> tuple[int, ...]:
     """The numbers of the dead in the file's optimizer at ``position``. Raises DdplintError where they can't be told."""
     optimizer = checkpoint.optimizers[position]
-    order = in_order(len(optimizer.numbers), analysis.parameters)
+    order = in_order(optimizer, analysis.parameters)
     if order is None:
         trainable = sum(p.trainable for p in analysis.parameters)
+        groups = f" in {len(optimizer.groups)} groups" if len(optimizer.groups) > 1 else ""
         raise DdplintError(
             f"the optimizer's state at {'.'.join(map(str, optimizer.place)) or 'the top'} is of {len(optimizer.numbers)} "
-            f"parameters, the model has {len(analysis.parameters)}, {trainable} of them trainable: which is which is open",
+            f"parameters{groups}, the model has {len(analysis.parameters)}, {trainable} of them trainable: "
+            "which is which is open",
             where=shown(checkpoint.path),
-            fix="strip a file without the optimizer's state",
+            fix="give the optimizer model.named_parameters() (it then saves their names), or strip a file without its state",
         )
     gone = {p.name for p in dead}
     return tuple(number for number, p in zip(optimizer.numbers, order, strict=True) if p.name in gone)

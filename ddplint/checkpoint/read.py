@@ -25,6 +25,8 @@ DEEPEST = 6  # levels at which a state dict or an optimizer's state is looked fo
 _LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 # Where training scripts and frameworks put the model, the likeliest first.
 USUAL = ("state_dict", "model_state_dict", "model", "module", "net", "network", "weights", "params")
+# What torch.optim's optimizers keep in the shape of the parameter (torch/optim/*.py, ``_init_group``).
+_MOMENTS = ("exp_avg", "exp_avg_sq", "momentum_buffer", "square_avg", "exp_inf", "acc_delta", "sum", "prev", "ax")
 _KNOWN = "expected .pt, .pth or .bin as torch.save writes them, .safetensors, or a sharded file's .index.json"
 
 
@@ -210,6 +212,7 @@ def _optimizer(value: dict[Any, Any]) -> Optimizer | None:
     if not isinstance(state, dict) or not isinstance(groups, list):
         return None
     numbers = []
+    names: list[str] = []
     seen: set[int] = set()
     for group in groups:
         params = group.get("params") if isinstance(group, dict) else None
@@ -219,7 +222,11 @@ def _optimizer(value: dict[Any, Any]) -> Optimizer | None:
             raise Broken("a parameter is in its optimizer twice")
         seen.update(params)
         numbers.append(tuple(params))
-    sizes, looked = {}, 0
+        called = group.get("param_names")
+        names += [n for n in called if isinstance(n, str)] if isinstance(called, list) and len(called) == len(params) else []
+    sizes: dict[int, int] = {}
+    shapes: dict[int, tuple[int, ...]] = {}
+    looked = 0
     for number, item in state.items():
         if type(number) is int:
             sizes[number] = 0
@@ -228,7 +235,9 @@ def _optimizer(value: dict[Any, Any]) -> Optimizer | None:
                 if looked > OPCODES:
                     raise Broken("more of an optimizer's state than any checkpoint has")
                 sizes[number] += held.bytes if isinstance(held, View) else 0
-    return Optimizer((), tuple(numbers), sizes)
+            kept = [item[name] for name in _MOMENTS if isinstance(item.get(name), View)] if isinstance(item, dict) else []
+            shapes.update((number, moment.shape) for moment in kept[:1])
+    return Optimizer((), tuple(numbers), sizes, tuple(names) if len(names) == len(seen) else (), shapes)
 
 
 # ---------------------------------------------------------------------- a file of several

@@ -9,11 +9,13 @@ import os
 import struct
 import zipfile
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 
+from ddplint.analysis import Parameter, Usage
 from ddplint.checkpoint import pickles, read, safetensors, table
 from ddplint.checkpoint.model import Checkpoint
 from ddplint.checks.wording import short
@@ -211,3 +213,47 @@ def test_prefixes_of_no_key_or_of_a_million(tmp_path: Path) -> None:
 
 def test_a_name_of_a_million_parts_is_cut_in_a_report() -> None:
     assert short(["module." * 300_000 + "a"]) == f"`{('module.' * 43)[:300]}…`"
+
+
+def parameters() -> tuple[Parameter, ...]:
+    """Three of one model; nothing uses the second."""
+    shapes = {"a.weight": (4, 4), "dead.weight": (3, 4), "a.bias": (4,)}
+    made = []
+    for name, shape in shapes.items():
+        usage: Usage = "never" if name.startswith("dead") else "always"
+        numel = torch.Size(shape).numel()
+        fields = {"aliases": (), "trainable": True, "usage": usage, "shape": shape, "dtype": "float32"}
+        made.append(SimpleNamespace(name=name, numel=numel, bytes=4 * numel, **fields))
+    return cast(tuple[Parameter, ...], tuple(made))
+
+
+@pytest.mark.parametrize(
+    ("way", "wanted"),
+    [
+        ("plain", ["a.weight", "dead.weight", "a.bias"]),
+        ("frozen", ["a.weight", "a.bias"]),
+        ("named groups", ["a.weight", "a.bias", "dead.weight"]),
+        ("named, wrapped", ["a.weight", "dead.weight", "a.bias"]),
+        ("groups", None),
+        ("reversed", None),
+    ],
+)
+def test_which_state_is_which_parameters_is_known_or_open(way: str, wanted: list[str] | None, tmp_path: Path) -> None:
+    model = {p.name: torch.nn.Parameter(torch.ones(p.shape)) for p in parameters()}
+    weight, dead, bias = model.items()
+    given: Any = {
+        "plain": list(model.values()),
+        "frozen": [weight[1], bias[1]],
+        "named groups": [{"params": [weight, bias]}, {"params": [dead], "lr": 1.0}],
+        "named, wrapped": [(f"module._orig_mod.{name}", p) for name, p in model.items()],
+        "groups": [{"params": [weight[1], bias[1]]}, {"params": [dead[1]], "lr": 1.0}],
+        "reversed": list(model.values())[::-1],
+    }[way]
+    optimizer = torch.optim.AdamW(given)
+    for p in model.values():
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    torch.save({"model": model, "optimizer": optimizer.state_dict()}, tmp_path / "a.pt")
+    (found,) = read.read(tmp_path / "a.pt").optimizers
+    order = table.in_order(found, parameters())
+    assert (None if order is None else [p.name for p in order]) == wanted
