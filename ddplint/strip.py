@@ -193,17 +193,18 @@ def _dead_numbers(checkpoint: Checkpoint, position: int, analysis: Analysis, dea
 
 @contextlib.contextmanager
 def _draft(output: Path) -> Iterator[Path]:
-    """A name beside ``output`` that is gone after the block, also if a SIGTERM ends it."""
+    """A name beside ``output`` that is gone after the block, also if a SIGTERM or SIGHUP ends it."""
     draft = output.resolve().with_name(f".{secrets.token_hex(8)}.tmp")
 
     def leave(number: int, frame: object) -> None:
         sys.exit(128 + number)
 
-    before = signal.signal(signal.SIGTERM, leave)
+    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
         yield draft
     except OSError as error:
         raise DdplintError(f"can't be written: {error.strerror}", where=shown(output), fix="name another file") from None
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
         draft.unlink(missing_ok=True)

@@ -193,7 +193,8 @@ def _chosen(states: dict[Place, Any], key: str | None) -> Place:
         raise Broken("it holds no state dict, no mapping of names to tensors")
     if len(states) == 1:
         return next(iter(states))
-    usual = [name for name in ("", *USUAL) if name in named]
+    # where one is in it under a usual name, the top holds a random state or two beside it
+    usual = [name for name in USUAL if name in named] or [name for name in named if not name]
     if len(usual) != 1:
         raise DdplintError(f"there are {len(states)} state dicts in it", fix=f"name one with --key. {_of(named)}")
     return named[usual[0]]

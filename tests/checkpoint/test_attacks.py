@@ -6,8 +6,10 @@ import argparse
 import io
 import json
 import os
+import re
 import struct
 import zipfile
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -15,11 +17,13 @@ from typing import Any, cast
 import pytest
 import torch
 
+from ddplint import strip_worker
 from ddplint.analysis import Parameter, Usage
 from ddplint.checkpoint import pickles, read, safetensors, table
 from ddplint.checkpoint.model import Checkpoint
 from ddplint.checks.wording import short
 from ddplint.errors import DdplintError, printable
+from ddplint.request import Strip
 from tests.checkpoint import files
 from tests.checkpoint.test_read import said, zipped
 
@@ -257,3 +261,34 @@ def test_which_state_is_which_parameters_is_known_or_open(way: str, wanted: list
     (found,) = read.read(tmp_path / "a.pt").optimizers
     order = table.in_order(found, parameters())
     assert (None if order is None else [p.name for p in order]) == wanted
+
+
+def test_a_random_state_beside_the_model_does_not_hide_it(tmp_path: Path) -> None:
+    torch.save({"model": files.state(), "rng": torch.get_rng_state()}, tmp_path / "a.pt")
+    assert read.read(tmp_path / "a.pt").place == ("model",)
+
+
+def asked(path: Path, keys: tuple[str, ...], draft: Path) -> Strip:
+    """The state dict at the top of ``path`` without ``keys``."""
+    return Strip(str(path), str(draft), "zip", (), keys, keys, ())
+
+
+def test_a_state_dict_keeps_its_type_when_keys_go(tmp_path: Path) -> None:
+    torch.save(Counter(files.state()), tmp_path / "a.pt")
+    strip_worker._without_saved(asked(tmp_path / "a.pt", ("steps",), tmp_path / "b.pt"))
+    kept = torch.load(tmp_path / "b.pt", weights_only=True)
+    assert type(kept) is Counter
+    assert list(kept) == [key for key in files.state() if key != "steps"]
+
+
+def test_what_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
+    for error, wanted in (
+        (OSError(28, "No space left on device"), f"{tmp_path}: can't be written to: No space left on device; make room"),
+        (RuntimeError("unexpected\npos 64 vs 0"), "can't be written to: unexpected pos 64 vs 0; make room"),
+        (RecursionError(), "is nested too deeply for torch.save to write it again"),
+    ):
+        with (
+            pytest.raises(DdplintError, match=re.escape(wanted)),
+            strip_worker._writing(asked(tmp_path / "a", (), tmp_path / "b")),
+        ):
+            raise error
