@@ -166,6 +166,8 @@ def _found(path: Path, format_: Any, value: Any, key: str | None) -> Checkpoint:
     for mostly in (True, False):
         held = {at for at, item in alone.items() if _is_state_dict(item, mostly=mostly)}
         states = states or {place: item for place, item in elsewhere if id(item) in held}
+    if not states and optimizers:
+        raise Broken("it holds an optimizer's state and no model's")
     place = _chosen(states, key)
     tensors = tuple(
         Tensor(name, item.shape, item.dtype, item.bytes, item.storage.key)

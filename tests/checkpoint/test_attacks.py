@@ -292,3 +292,8 @@ def test_what_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
             strip_worker._writing(asked(tmp_path / "a", (), tmp_path / "b")),
         ):
             raise error
+
+
+def test_an_optimizers_file_is_called_one(tmp_path: Path) -> None:
+    torch.save(files.training()["optimizer"], tmp_path / "optimizer.pt")
+    assert "it holds an optimizer's state and no model's" in said(tmp_path / "optimizer.pt")
