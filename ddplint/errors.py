@@ -18,7 +18,12 @@ class DdplintError(Exception):
 
     def __str__(self) -> str:
         line = f"{self.where}: {self.what}" if self.where else self.what
-        return " ".join(f"{line}; {self.fix}".split()) if self.fix else " ".join(line.split())
+        return printable(" ".join(f"{line}; {self.fix}".split()) if self.fix else " ".join(line.split()))
+
+
+def printable(text: str) -> str:
+    """``text`` with what a terminal would act on, or could not show, spelled as Python spells it: ``\\x1b``, ``\\ud800``."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def unwritten(error: OSError) -> DdplintError | None:

@@ -18,13 +18,14 @@ from ddplint.checks import registry
 from ddplint.checks.base import Case, Finding
 from ddplint.checks.wording import as_json, count, percent, size, told
 from ddplint.config import Project
-from ddplint.errors import DdplintError
+from ddplint.errors import DdplintError, printable
 from ddplint.fields import shown
 from ddplint.report.json_ import SCHEMA_VERSION
 from ddplint.rules import RuleFile
 
 FORMATS = ("text", "json")
 CODES = ("DDP401", "DDP402", "DDP403")
+_LINE = 2000  # signs
 
 _KINDS = {"safetensors": "safetensors", "zip": "torch.save", "legacy": "torch.save before 1.6"}
 
@@ -79,7 +80,12 @@ def render(format_: str, seen: Look) -> str:
     """``seen`` in one of ``FORMATS``."""
     if format_ == "json":
         return json.dumps(_document(seen), indent=2) + "\n"
-    return "".join(f"{line}\n" for line in _text(seen))
+    return "".join(f"{_cut(printable(line))}\n" for line in _text(seen))
+
+
+def _cut(line: str) -> str:
+    """``line``, or the most of it: a file's names may have any length."""
+    return line if len(line) <= _LINE else f"{line[:_LINE]}…"
 
 
 def _text(seen: Look) -> Iterator[str]:

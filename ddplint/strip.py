@@ -107,6 +107,12 @@ def _refuse_places(checkpoint: Checkpoint, output: Path, force: bool) -> None:
     if len(checkpoint.files) > 1:
         raise DdplintError("is an index of several files", where=shown(checkpoint.path), fix="strip each of them by itself")
     refuse_missing_folder(output)
+    try:
+        output.lstat()
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise DdplintError(f"can't be written: {error.strerror}", where=shown(output), fix="name another file") from None
     if output.is_dir():
         raise DdplintError("is a folder", where=shown(output), fix="name a file")
     if output.exists() and output.samefile(checkpoint.path):
@@ -170,14 +176,16 @@ def _gone(table: Stored, dead: list[Parameter]) -> tuple[Row, ...]:
 def _dead_numbers(checkpoint: Checkpoint, position: int, analysis: Analysis, dead: list[Parameter]) -> tuple[int, ...]:
     """The numbers of the dead in the file's optimizer at ``position``. Raises DdplintError where they can't be told."""
     optimizer = checkpoint.optimizers[position]
-    order = in_order(len(optimizer.numbers), analysis.parameters)
+    order = in_order(optimizer, analysis.parameters)
     if order is None:
         trainable = sum(p.trainable for p in analysis.parameters)
+        groups = f" in {len(optimizer.groups)} groups" if len(optimizer.groups) > 1 else ""
         raise DdplintError(
             f"the optimizer's state at {'.'.join(map(str, optimizer.place)) or 'the top'} is of {len(optimizer.numbers)} "
-            f"parameters, the model has {len(analysis.parameters)}, {trainable} of them trainable: which is which is open",
+            f"parameters{groups}, the model has {len(analysis.parameters)}, {trainable} of them trainable: "
+            "which is which is open",
             where=shown(checkpoint.path),
-            fix="strip a file without the optimizer's state",
+            fix="give the optimizer model.named_parameters() (it then saves their names), or strip a file without its state",
         )
     gone = {p.name for p in dead}
     return tuple(number for number, p in zip(optimizer.numbers, order, strict=True) if p.name in gone)
@@ -185,17 +193,18 @@ def _dead_numbers(checkpoint: Checkpoint, position: int, analysis: Analysis, dea
 
 @contextlib.contextmanager
 def _draft(output: Path) -> Iterator[Path]:
-    """A name beside ``output`` that is gone after the block, also if a SIGTERM ends it."""
+    """A name beside ``output`` that is gone after the block, also if a SIGTERM or SIGHUP ends it."""
     draft = output.resolve().with_name(f".{secrets.token_hex(8)}.tmp")
 
     def leave(number: int, frame: object) -> None:
         sys.exit(128 + number)
 
-    before = signal.signal(signal.SIGTERM, leave)
+    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
         yield draft
     except OSError as error:
         raise DdplintError(f"can't be written: {error.strerror}", where=shown(output), fix="name another file") from None
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
         draft.unlink(missing_ok=True)

@@ -6,12 +6,13 @@ plain bytes (safetensors), never as a bare pickle.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import mmap
 import os
 import pickle
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -74,7 +75,7 @@ def _without_safetensors(asked: Strip) -> int:
         entries[key] = {**entry, "data_offsets": [end, end + last - first]}
         end += last - first
     ordered = {key: entries[key] for key in kept}
-    with open(asked.file, "rb") as source, open(asked.draft, "wb") as draft:
+    with _writing(asked), open(asked.file, "rb") as source, open(asked.draft, "wb") as draft:
         draft.write(safetensors.written(ordered, head.metadata))
         for key in entries:
             first, last = kept[key]["data_offsets"]
@@ -83,6 +84,22 @@ def _without_safetensors(asked: Strip) -> int:
         draft.flush()
         os.fsync(draft.fileno())
     return 0
+
+
+@contextlib.contextmanager
+def _writing(asked: Strip) -> Iterator[None]:
+    """Raises DdplintError where the draft can't be written, on a full disk or for what torch.save can't save."""
+    try:
+        yield
+    except RecursionError:
+        raise DdplintError(
+            "is nested too deeply for torch.save to write it again", where=asked.file, fix="save the state dict alone"
+        ) from None
+    except (OSError, RuntimeError) as error:  # torch.save's writer tells of a full disk in the latter
+        what = getattr(error, "strerror", None) or " ".join(str(error).split())[:200]
+        raise DdplintError(
+            f"can't be written to: {what}", where=str(Path(asked.draft).parent), fix="make room, or name a file elsewhere"
+        ) from None
 
 
 def _copied(source: Any, draft: Any, length: int) -> None:
@@ -100,7 +117,7 @@ def _without_saved(asked: Strip) -> int:
     pruned = _at(value, asked.place, lambda state: _without_keys(state, asked.keys))
     for place, dead in asked.optimizers:
         pruned = _at(pruned, place, lambda state, dead=dead: _without_numbers(state, set(dead)))
-    with open(asked.draft, "wb") as draft:
+    with _writing(asked), open(asked.draft, "wb") as draft:
         torch.save(pruned, draft, _use_new_zipfile_serialization=asked.format == "zip")
         draft.flush()
         os.fsync(draft.fileno())
@@ -137,7 +154,9 @@ def _at_only(value: Any, place: Sequence[str | int]) -> Any:
 
 def _without_keys(state: Any, keys: Sequence[str]) -> Any:
     gone = set(keys)
-    kept = type(state)((key, held) for key, held in state.items() if key not in gone)
+    kept = copy.copy(state)  # of its own type, whatever that is made of
+    for key in gone:
+        del kept[key]
     if isinstance(state, OrderedDict) and hasattr(state, "_metadata"):
         kept._metadata = state._metadata
     return kept
@@ -218,7 +237,8 @@ def _proven(
         gone = [p for name, p in stripped.named_parameters(remove_duplicate=False) if name in set(asked.names)]
         with torch.no_grad():
             for parameter in gone:
-                parameter.fill_(float("nan"))
+                floating = parameter.is_floating_point() or parameter.is_complex()
+                parameter.fill_(float("nan") if floating else True if parameter.dtype == torch.bool else 101)
         found = _returned(target, stripped)
     compared = 0
     for run, (one, other) in enumerate(zip(expected, found, strict=True), 1):

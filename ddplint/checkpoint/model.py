@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 Format = Literal["safetensors", "zip", "legacy"]
 Place = tuple[str | int, ...]  # keys and positions from the top of a file's value
+
+DIMENSIONS = 64  # of a tensor at most; a bound against products that never end
 
 # Bytes an element. A dtype is called as torch calls it.
 ITEM_SIZES = {
@@ -34,11 +36,17 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Optimizer:
-    """A ``torch.optim`` state dict: its parameters' numbers, group by group, and the bytes of the state each has."""
+    """A ``torch.optim`` state dict: its parameters' numbers, group by group, and the bytes of the state each has.
+
+    ``names`` are the parameters' in the same order, where the optimizer was given named ones (``param_names``), else empty.
+    ``shapes`` are of those whose state has a tensor of the parameter's own shape.
+    """
 
     place: Place
     groups: tuple[tuple[int, ...], ...]
     state_bytes: Mapping[int, int]
+    names: tuple[str, ...] = ()
+    shapes: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
 
     @property
     def numbers(self) -> tuple[int, ...]:

@@ -7,15 +7,18 @@ by ``pickletools``, which runs nothing.
 
 from __future__ import annotations
 
+import gc
 import pickletools
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import IO, Any
+from dataclasses import dataclass
+from typing import IO, Any, cast
 
-from ddplint.checkpoint.model import ITEM_SIZES
+from ddplint.checkpoint.model import DIMENSIONS, ITEM_SIZES
 from ddplint.errors import DdplintError
 
-OPCODES = 20_000_000  # of one pickle; a model of a million tensors has some forty million bytes of it
+OPCODES = 6_000_000  # of one pickle, and items that its calls copy; a tensor takes some thirty, and a million a second
+_ARGUMENTS = 64  # of one call
+_BITS = 4096  # of an integer; a generator's state has 128
 
 
 class Broken(Exception):
@@ -66,11 +69,45 @@ class Opaque:
     name: str
 
 
-@dataclass(slots=True, eq=False)
-class _Held:
-    """A mark, or a container's own state, on the machine's stack."""
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A pickle's value, and every storage that it refers to, wherever in the value that is."""
 
-    items: list[Any] = field(default_factory=list)
+    value: Any
+    storages: tuple[Storage, ...]
+
+
+class Bounded:
+    """A file of which ``left`` more bytes are read, and no byte after. Raises Broken where more is asked for and there."""
+
+    def __init__(self, file: IO[bytes], left: int) -> None:
+        self.file, self.left = file, left
+
+    def read(self, size: int = -1) -> bytes:
+        """As a file's."""
+        return self._counted(self.file.read(min(size, self.left + 1) if size >= 0 else self.left + 1))
+
+    def readline(self) -> bytes:
+        """As a file's."""
+        return self._counted(self.file.readline(self.left + 1))
+
+    def seekable(self) -> bool:
+        """As a file's."""
+        return True
+
+    def seek(self, position: int, whence: int = 0) -> int:
+        """As a file's."""
+        return self.file.seek(position, whence)
+
+    def tell(self) -> int:
+        """As a file's."""
+        return self.file.tell()
+
+    def _counted(self, data: bytes) -> bytes:
+        if len(data) > self.left:
+            raise Broken("what is to be read of it besides the weights is larger than any checkpoint's")
+        self.left -= len(data)
+        return data
 
 
 _STORAGES = {
@@ -111,7 +148,9 @@ def _tensor(storage: Any, offset: Any, shape: Any, stride: Any, dtype: str | Non
 
 
 def _whole(sizes: Any) -> tuple[int, ...]:
-    if not isinstance(sizes, tuple) or not all(type(size) is int and 0 <= size < 2**62 for size in sizes):
+    if not isinstance(sizes, tuple) or len(sizes) > DIMENSIONS:
+        raise Broken("a tensor without sizes, or with more than there can be")
+    if not all(type(size) is int and 0 <= size < 2**62 for size in sizes):
         raise Broken("a tensor whose sizes are no whole numbers")
     return sizes
 
@@ -132,6 +171,8 @@ def _first(value: Any, *rest: Any) -> Any:
 
 
 def _from_type(function: Any, kind: Any, arguments: Any, *rest: Any) -> Any:
+    if not isinstance(function, Global) or function.module != "torch._utils":
+        raise Broken("a tensor's own type that is made of no tensor")
     return _called(function, arguments)
 
 
@@ -219,9 +260,11 @@ _NAMES = {
 
 def _resolved(module: Any, name: Any) -> Any:
     """A name that the pickle asks for, as what it stands for here. Raises DdplintError for any that is not known."""
+    if not isinstance(module, str) or not isinstance(name, str):  # the hash or the text of others can take for ever
+        raise Broken("a name that is no text")
     if (module, name) not in _CALLS and (module, name) not in _NAMES:
         raise DdplintError(
-            f"asks for {module}.{name} when it is loaded, which is no tensor and may run anything",
+            f"asks for {module[:80]}.{name[:80]} when it is loaded, which is no tensor and may run anything",
             fix="save the state dict alone, best as safetensors; do not load a file that you do not trust",
         )
     if module == "torch" and name in ITEM_SIZES:
@@ -230,7 +273,7 @@ def _resolved(module: Any, name: Any) -> Any:
 
 
 def _called(function: Any, arguments: Any) -> Any:
-    if not isinstance(function, Global) or not isinstance(arguments, tuple):
+    if not isinstance(function, Global) or not isinstance(arguments, tuple) or len(arguments) > _ARGUMENTS:
         raise Broken("a call of what is no function")
     call = _CALLS.get((function.module, function.name))
     if call is None:
@@ -242,27 +285,33 @@ def _called(function: Any, arguments: Any) -> Any:
 
 
 def _put(mapping: dict[Any, Any], key: Any, value: Any) -> None:
-    parts = key if isinstance(key, tuple) else (key,)
-    if not all(isinstance(part, (str, int, float, bytes, Opaque, Global, type(None))) for part in parts):
-        raise Broken("a key that can't be one")  # the hash of nested tuples that share their parts can take for ever
-    mapping[key] = value
+    if isinstance(key, (list, dict)):
+        raise Broken("a key that can't be one")
+    # Only text and small numbers are ever looked up. The hashes of others can take for ever, or be made to be all the same.
+    plain = isinstance(key, str) or (type(key) is int and abs(key) < 2**60)
+    mapping[key if plain else Opaque("key")] = value
 
 
-def load(file: IO[bytes]) -> Any:
+def load(file: IO[bytes] | Bounded, most: int = OPCODES) -> Loaded:
     """The value of the pickle that ``file`` goes on with, as plain data; ``file`` stands behind it afterwards.
 
-    Raises Broken where it is none, and DdplintError where loading it would call what no checkpoint needs.
+    Raises Broken where it is none, or one that asks for more than ``most`` steps, and DdplintError where loading it would
+    call what no checkpoint needs.
     """
-    machine = _Machine()
+    machine = _Machine(most)
+    collecting = gc.isenabled()
+    gc.disable()  # millions of values, and none of them in a ring that is let go
     try:
-        for count, (opcode, argument, _) in enumerate(pickletools.genops(file)):
-            if count > OPCODES:
-                raise Broken("more of a pickle than any checkpoint has")
+        for opcode, argument, _ in pickletools.genops(cast(IO[bytes], file)):
+            machine.spend(1)
             if opcode.name == "STOP":
-                return machine.pop()
+                return Loaded(machine.pop(), tuple(machine.storages))
             machine.step(opcode.name, argument)
     except (ValueError, IndexError, KeyError, OverflowError, UnicodeDecodeError, MemoryError, RecursionError) as error:
         raise Broken(str(error).split("\n", 1)[0][:200] or type(error).__name__) from None
+    finally:
+        if collecting:
+            gc.enable()
     raise Broken("it ends in the middle")
 
 
@@ -278,9 +327,23 @@ _MARK = object()
 class _Machine:
     """The stack machine, of plain values."""
 
-    def __init__(self) -> None:
+    def __init__(self, left: int) -> None:
         self.stack: list[Any] = []
         self.memo: dict[int, Any] = {}
+        self.storages: list[Storage] = []
+        self.left = left
+
+    def spend(self, steps: int) -> None:
+        """Count ``steps``. Raises Broken where they are more than are left."""
+        self.left -= steps
+        if self.left < 0:
+            raise Broken("more of a pickle than any checkpoint has")
+
+    def call(self, function: Any, arguments: Any) -> Any:
+        """What the call stands for; what it copies counts as steps."""
+        if isinstance(arguments, tuple):
+            self.spend(sum(len(argument) for argument in arguments[:_ARGUMENTS] if isinstance(argument, (list, dict))))
+        return _called(function, arguments)
 
     def pop(self) -> Any:
         """The top of the stack."""
@@ -308,6 +371,8 @@ class _Machine:
         """One opcode."""
         push = self.stack.append
         if name in _VALUES:
+            if type(argument) is int and argument.bit_length() > _BITS:
+                raise Broken("a number that no checkpoint has")
             push(argument)
         elif name in _CONSTANTS:
             push(_CONSTANTS[name])
@@ -360,14 +425,15 @@ class _Machine:
             push(_resolved(module, asked))
         elif name in ("REDUCE", "NEWOBJ"):
             arguments, function = self.pop(), self.pop()
-            push(_called(function, arguments))
+            push(self.call(function, arguments))
         elif name == "NEWOBJ_EX":
             _, arguments, function = self.pop(), self.pop(), self.pop()
-            push(_called(function, arguments))
+            push(self.call(function, arguments))
         elif name == "BUILD":
             self.pop()  # an object's attributes: of no state dict
         elif name == "BINPERSID":
-            push(_storage(self.pop()))
+            self.storages.append(_storage(self.pop()))
+            push(self.storages[-1])
         else:
             raise Broken(f"the opcode {name}")
 
@@ -389,4 +455,6 @@ def _storage(reference: Any) -> Storage:
     _, kind, key, _, numel = reference[:5]
     if not isinstance(kind, Global) or kind.name not in _STORAGES or type(numel) is not int or not 0 <= numel < 2**62:
         raise Broken("a storage of an unknown type")
+    if type(key) not in (str, int):
+        raise Broken("a storage whose key is no text")
     return Storage(str(key), _STORAGES[kind.name], numel)

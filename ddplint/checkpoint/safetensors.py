@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ddplint.checkpoint.model import ITEM_SIZES, Tensor
+from ddplint.checkpoint.model import DIMENSIONS, ITEM_SIZES, Tensor
 from ddplint.checkpoint.pickles import Broken
 
-LONGEST = 100_000_000  # bytes of a header; the format's own bound
+LONGEST = 1 << 25  # bytes of a header, some hundred for each tensor; the format allows 100 MB, 2.5 GB once they are parsed
 
 _TYPES = {
     "BOOL": "bool",
@@ -52,11 +52,13 @@ def header(path: Path) -> Header:
     with path.open("rb") as file:
         start = file.read(8)
         length = int.from_bytes(start, "little")
-        if len(start) < 8 or length > min(LONGEST, size - 8):
+        if len(start) < 8 or length > size - 8:
             raise Broken("its header is not whole")
+        if length > LONGEST:
+            raise Broken("its header is longer than any checkpoint's")
         text = file.read(length)
     try:
-        entries = json.loads(text, object_pairs_hook=_unique)
+        entries = json.loads(text.decode(), object_pairs_hook=_unique)
     except (ValueError, RecursionError):
         raise Broken("its header is no JSON object") from None
     if not isinstance(entries, dict):
@@ -103,19 +105,23 @@ def _refuse_bad_offsets(entries: dict[str, Any], size: int) -> None:
     """Raise Broken unless each entry's bytes are as many as its shape says and all lie side by side over ``size`` bytes."""
     spans = []
     for key, entry in entries.items():
+        name = key[:80]
+        if key != key.encode(errors="replace").decode():
+            raise Broken(f"its entry {name!r} has a name that is no Unicode text")
         if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
-            raise Broken(f"its entry {key!r} is not one of dtype, shape and data_offsets")
+            raise Broken(f"its entry {name!r} is not one of dtype, shape and data_offsets")
         shape, offsets = entry["shape"], entry["data_offsets"]
         whole = all(
             isinstance(part, list) and all(type(n) is int and 0 <= n < 2**62 for n in part) for part in (shape, offsets)
         )
-        if not whole or len(offsets) != 2 or entry["dtype"] not in _TYPES:
-            raise Broken(f"its entry {key!r} has a dtype, shape or offsets that can't be")
+        known = isinstance(entry["dtype"], str) and entry["dtype"] in _TYPES
+        if not whole or not known or len(offsets) != 2 or len(shape) > DIMENSIONS:
+            raise Broken(f"its entry {name!r} has a dtype, shape or offsets that can't be")
         numel = 1
         for length in shape:
             numel *= length
         if offsets[1] - offsets[0] != numel * ITEM_SIZES[_TYPES[entry["dtype"]]]:
-            raise Broken(f"the bytes of {key!r} are not as many as its shape says")
+            raise Broken(f"the bytes of {name!r} are not as many as its shape says")
         spans.append(tuple(offsets))
     end = 0
     for first, last in sorted(spans):

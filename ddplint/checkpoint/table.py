@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from ddplint.analysis import Analysis, Buffer, Parameter
-from ddplint.checkpoint.model import Checkpoint, Tensor
+from ddplint.checkpoint.model import Checkpoint, Optimizer, Tensor
 from ddplint.errors import DdplintError
 from ddplint.fields import shown
 from ddplint.globs import matching
@@ -17,6 +17,7 @@ Status = Literal["loaded", "dropped", "mismatched", "fresh"]
 # What wrappers put in front of every name: DistributedDataParallel (torch/nn/parallel/distributed.py) and torch.compile
 # (torch/_dynamo/eval_frame.py).
 WRAPPERS = ("module.", "_orig_mod.")
+_WRAPPED = 4  # times at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,9 +129,10 @@ def _prefix(checkpoint: Checkpoint, names: Iterable[str]) -> str:
     keys = [tensor.key for tensor in checkpoint.tensors]
     own = tuple(names)
     prefix = ""
-    while (found := next((w for w in WRAPPERS if all(key.startswith(prefix + w) for key in keys)), None)) and not any(
-        name.startswith(found) for name in own
-    ):
+    for _ in range(_WRAPPED if keys else 0):
+        found = next((w for w in WRAPPERS if all(key.startswith(prefix + w) for key in keys)), None)
+        if found is None or any(name.startswith(found) for name in own):
+            break
         prefix += found
     return prefix
 
@@ -167,7 +169,7 @@ def _state_bytes(checkpoint: Checkpoint, parameters: Sequence[Parameter]) -> int
     """What the optimizers keep for dead parameters: their numbers are positions among the model's parameters."""
     found = 0
     for optimizer in checkpoint.optimizers:
-        order = in_order(len(optimizer.numbers), parameters)
+        order = in_order(optimizer, parameters)
         if order is None:
             return None
         named = zip(optimizer.numbers, order, strict=True)
@@ -175,7 +177,33 @@ def _state_bytes(checkpoint: Checkpoint, parameters: Sequence[Parameter]) -> int
     return found if checkpoint.optimizers else None
 
 
-def in_order(count: int, parameters: Sequence[Parameter]) -> tuple[Parameter, ...] | None:
-    """The parameters that an optimizer of ``count`` of them was given: all, or the trainable ones; None if neither fits."""
+def in_order(optimizer: Optimizer, parameters: Sequence[Parameter]) -> tuple[Parameter, ...] | None:
+    """The parameters that ``optimizer`` was given, in the order of its numbers; None where that can't be told.
+
+    By their names, where it has them. Without names only a single group's numbers say anything: they are positions among
+    all parameters, the trainable ones, or those without what never gets a gradient, if it was frozen first. Of several
+    groups nobody knows which parameter went to which.
+    """
+    if optimizer.names:
+        owners = {name: p for p in parameters for name in (p.name, *p.aliases)}
+        found = [owners.get(_bare(name, owners)) for name in optimizer.names]
+        given = tuple(p for p in found if p is not None)
+        return given if len({p.name for p in given}) == len(found) and _fits(optimizer, given) else None
+    if len(optimizer.groups) != 1:
+        return None
     trainable = tuple(p for p in parameters if p.trainable)
-    return next((some for some in (tuple(parameters), trainable) if len(some) == count), None)
+    ways = (tuple(parameters), trainable, tuple(p for p in trainable if p.usage != "never"))
+    return next((some for some in ways if len(some) == len(optimizer.numbers) and _fits(optimizer, some)), None)
+
+
+def _bare(name: str, known: Container[str]) -> str:
+    """``name`` without what wrappers have put before it."""
+    for _ in range(_WRAPPED):
+        if name not in known:
+            name = next((name.removeprefix(w) for w in WRAPPERS if name.startswith(w)), name)
+    return name
+
+
+def _fits(optimizer: Optimizer, given: Sequence[Parameter]) -> bool:
+    """Whether the state that the optimizer has for each of the parameters is of its shape."""
+    return all(optimizer.shapes.get(number, p.shape) == p.shape for number, p in zip(optimizer.numbers, given, strict=True))

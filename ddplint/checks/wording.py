@@ -19,6 +19,7 @@ from ddplint.rules import UnusedRule
 _Item = tuple[tuple[str, ...], ...]  # of each component of a name, what can stand there
 
 _SHOWN = 4  # module names listed before "and N more"
+_LONGEST = 300  # signs of a name: one in a file may have millions
 
 _CAUSES: dict[Cause, str] = {
     "uncalled": "no operation reads the value",
@@ -72,7 +73,7 @@ def weights(parameters: Iterable[Parameter], analysis: Analysis) -> str:
 
 def short(names: Iterable[str]) -> str:
     """Qualified names in little space: ``encoder.{0,1}.output_proj``, ``layers.{0..47}``, "and 3 more"."""
-    items = _merged(names)
+    items = _merged(name if len(name) <= _LONGEST else f"{name[:_LONGEST]}…" for name in names)
     texts = [f"`{'.'.join(_alternatives(part) for part in item)}`" for item in items]
     if len(texts) > _SHOWN:
         texts = [*texts[: _SHOWN - 1], f"{len(texts) - _SHOWN + 1} more"]

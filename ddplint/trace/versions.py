@@ -6,6 +6,7 @@ import functools
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import CellType, FunctionType
 from typing import Any
 
 import torch
@@ -74,12 +75,18 @@ def _kept_from_dynamo() -> tuple[Any, ...]:
     spaces = [_refs, _refs.fft, _refs.linalg, _refs.nn.functional, _refs.special, _meta_registrations, decompositions]
     tables = [vars(space) for space in spaces] + list(_decomp.global_decomposition_table.values())
     found: dict[int, Any] = {}
-    for function in [value for table in tables for value in list(table.values())]:
-        while function is not None:
-            inner = getattr(function, "__wrapped__", None)
-            if getattr(function, "__code__", None) is wrapper and inner is not None:
-                found[id(inner)] = inner
-            function = inner
+    seen: set[int] = set()
+    waiting = [value for table in tables for value in list(table.values())]
+    while waiting:
+        function = waiting.pop()
+        if not isinstance(function, FunctionType) or id(function) in seen:
+            continue
+        seen.add(id(function))
+        held = [cell.cell_contents for cell in function.__closure__ or () if cell != CellType()]
+        waiting += held
+        if function.__code__ is wrapper:
+            kept = held[wrapper.co_freevars.index("fn")]
+            found[id(kept)] = kept
     return tuple(found.values())
 
 
